@@ -6,7 +6,7 @@ Expect: `curl --data-binary @image.jpg http://127.0.0.1:8000/predict` prints its
 Two worker processes decode JPEGs, the loop puts what is decoded into batches of up to 32 that
 wait at most 5 ms, and the model steps in a thread. The event loop never waits for any of it. Too
 many requests are refused at once (503), late ones are given up (504), and on SIGTERM what was
-accepted is finished first.
+accepted is finished first. A worker that dies is replaced; its requests are tried once more.
 """
 
 import asyncio
@@ -24,11 +24,12 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from torch import nn
 
-from asyncloader import DataLoader2, Feed, LoaderClosed, MultiProcessingReadingService
-from asyncloader.errors import Overloaded
+from asyncloader import DataLoader2, Feed, MultiProcessingReadingService
+from asyncloader.errors import LoaderError
 
 SIDE = 64
 CLASSES = 3
+WORKERS = int(os.environ.get("WORKERS", "2"))
 TIMEOUT = float(os.environ.get("PREDICT_TIMEOUT", "5"))
 
 feed = Feed(max_pending=int(os.environ.get("MAX_PENDING", "256")))
@@ -73,7 +74,7 @@ async def answer(loader: DataLoader2, model: nn.Module) -> None:
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
     torch.set_num_threads(1)
     graph = feed.map(decode).batch(32, max_wait=0.005)
-    service = MultiProcessingReadingService(2, on_worker_death="restart")
+    service = MultiProcessingReadingService(WORKERS)
     async with DataLoader2(graph, reading_service=service) as loader:
         model_task = asyncio.create_task(answer(loader, MeanColour().eval()))
         yield
@@ -84,10 +85,10 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 async def predict(request: Request) -> JSONResponse:
     try:
         scores = await feed.ask(await request.body(), timeout=TIMEOUT, idempotent=True)
-    except (Overloaded, LoaderClosed) as error:
-        return JSONResponse({"error": str(error)}, status_code=503)
     except TimeoutError as error:
         return JSONResponse({"error": str(error)}, status_code=504)
+    except LoaderError as error:  # overloaded, closing, or the worker died twice
+        return JSONResponse({"error": str(error)}, status_code=503)
     except OSError as error:  # Pillow's word for what is no image
         return JSONResponse({"error": str(error)}, status_code=400)
     return JSONResponse({"scores": scores})
@@ -97,8 +98,17 @@ async def stats(request: Request) -> JSONResponse:
     return JSONResponse(vars(feed.stats()))
 
 
+async def health(request: Request) -> JSONResponse:
+    is_ready = feed.stats().is_ready
+    return JSONResponse({"is_ready": is_ready}, status_code=200 if is_ready else 503)
+
+
 app = Starlette(
-    routes=[Route("/predict", predict, methods=["POST"]), Route("/stats", stats)],
+    routes=[
+        Route("/predict", predict, methods=["POST"]),
+        Route("/stats", stats),
+        Route("/health", health),
+    ],
     lifespan=lifespan,
 )
 

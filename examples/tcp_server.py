@@ -5,7 +5,8 @@ Expect: it asks itself for the prime factors of 500 numbers, and all answers are
 
 A client sends a number in a line and is answered with its prime factors. The factoring keeps a
 processor busy, so it runs in two worker processes; the graph itself ends in the answers, so
-`feed.serve(loader)` does all the replying. On SIGTERM what was accepted is answered first.
+`feed.serve(loader)` does all the replying. On SIGTERM what was accepted is answered first. A
+worker that dies is replaced, and what it worked on is tried once more.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from asyncloader import DataLoader2, Feed, MultiProcessingReadingService
-from asyncloader.errors import LoaderClosed, Overloaded
+from asyncloader.errors import LoaderError
 
 CLIENTS = 20
 REQUESTS = 25
@@ -35,8 +36,8 @@ def prime_factors(number: int) -> list[int]:
 
 async def answer(feed: Feed, line: str) -> str:
     try:
-        return " ".join(map(str, await feed.ask(line, timeout=10)))
-    except (Overloaded, LoaderClosed, TimeoutError, ValueError) as error:
+        return " ".join(map(str, await feed.ask(line, timeout=10, idempotent=True)))
+    except (LoaderError, TimeoutError, ValueError) as error:
         return f"error: {error}"
 
 

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -130,7 +130,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     With ``on_worker_death="restart"`` a worker that dies or is killed is replaced by one that
     resumes at the same place, so every item still comes once and in its order.
-    ``max_restarts`` is how many workers in a row may die before they deliver an item.
+    ``max_restarts`` is how many workers in a row may die before they deliver an item. By default
+    workers are replaced in a graph that begins in a ``Feed``, where a death is the error of the
+    requests that the worker had; elsewhere it is an error of the epoch (``"raise"``).
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -156,16 +158,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         in_order: bool = True,
         timeout: float | None = None,
         prefetch_bytes: int = 256 << 20,
-        on_worker_death: Literal["raise", "restart"] = "raise",
+        on_worker_death: Literal["raise", "restart"] | None = None,
         max_restarts: int = 3,
         max_workers: int | None = None,
     ) -> None:
         check_method(multiprocessing_context)
         if in_order not in (True, False):
             raise ValueError(f"in_order must be True or False, got {in_order!r}")
-        if on_worker_death not in ("raise", "restart"):
+        if on_worker_death not in ("raise", "restart", None):
             raise ValueError(
-                f'on_worker_death must be "raise" or "restart", got {on_worker_death!r}'
+                f'on_worker_death must be "raise", "restart" or None, got {on_worker_death!r}'
             )
         self.num_workers = checked_auto("num_workers", num_workers, at_least=0)
         self.multiprocessing_context = multiprocessing_context
@@ -248,7 +250,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             _warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         deal = await in_thread(division.deal_plan, self.prefetch_bytes)
-        settings = self._settings(workers)
+        settings = self._settings(workers, is_fed=division.fed is not None)
         pool = WorkerPool(
             self._engine(workers), plan, len(division.outlets), settings, deal, division.fed
         )
@@ -416,7 +418,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return None
         await self.prepare()
         if self._pool is not None:
-            self._pool.settings = self._settings(self._running.workers)
+            self._pool.settings = replace(self._pool.settings, credits=self._tuned.prefetch)
         is_missing = self._prepared.workers < 0 <= self._running.workers
         if is_missing and self._running.workers != self._tuned.workers:
             await self._make_room()
@@ -515,14 +517,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _engine(self, workers: int) -> WorkerEngine:
         return ProcessEngine(self.multiprocessing_context)
 
-    def _settings(self, workers: int) -> PoolSettings:
+    def _settings(self, workers: int, *, is_fed: bool) -> PoolSettings:
+        # A server that has lost its last worker would answer nobody any more.
+        restarts = is_fed if self.on_worker_death is None else self.on_worker_death == "restart"
         return PoolSettings(
             num_workers=workers,
             credits=self._tuned.prefetch,
             in_order=self.in_order,
             timeout=self.timeout,
             prefetch_bytes=self.prefetch_bytes,
-            max_restarts=self.max_restarts if self.on_worker_death == "restart" else None,
+            max_restarts=self.max_restarts if restarts else None,
         )
 
 

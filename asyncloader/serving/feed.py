@@ -156,7 +156,9 @@ class Feed(IterDataPipe[Any]):
 
     def stats(self) -> FeedStats:
         """Return how the feed is doing; to be called at any moment."""
-        return self._pending.stats()
+        readership = self._readership
+        is_ready = not self._is_closed and readership.is_read() and readership.failure is None
+        return self._pending.stats(is_ready=is_ready)
 
     def is_replicable(self) -> bool:
         return False

@@ -101,7 +101,7 @@ class PendingRequests:
         self._waits.append(now - request.accepted)
         return request
 
-    def stats(self) -> FeedStats:
+    def stats(self, *, is_ready: bool) -> FeedStats:
         """Return how the feed is doing at this moment."""
         return FeedStats(
             queued=len(self._waiting),
@@ -115,6 +115,7 @@ class PendingRequests:
             mean_wait=_mean(self._waits),
             longest_wait=max(self._waits, default=0.0),
             batch_fill=_mean(self.fills),
+            is_ready=is_ready,
         )
 
     def has_retryable(self) -> bool:
@@ -356,6 +357,9 @@ class FeedStats:
     longest_wait: float
     #: How full batches are, from 0 to 1; 0 before the first.
     batch_fill: float
+    #: Whether the feed takes requests and a loader reads it, for a health check: False before
+    #: that, after ``close``, and when an error has ended the loader's epoch.
+    is_ready: bool
 
 
 def _mean(values: deque[float]) -> float:

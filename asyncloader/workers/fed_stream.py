@@ -222,7 +222,10 @@ class FedStream:
     def _lose_all(self, handle: WorkerHandle, error: BaseException) -> None:
         line = self._lines.pop(handle, None)
         if line is not None:
-            self._lost += [envelope.failed(error) for envelope in line.lose_all()]
+            lost = [envelope.failed(error) for envelope in line.lose_all()]
+            self._lost += lost
+            # Their error is an answer, and so many requests that kill may come in a row.
+            handle.has_delivered = handle.has_delivered or bool(lost)
 
     def _recover(self, handle: WorkerHandle) -> None:
         if self._settings.max_restarts is None:

@@ -316,15 +316,49 @@ async def test_an_idempotent_request_that_kills_twice_fails():
 
 async def test_without_workers_all_requests_fail(tmp_path):
     feed = Feed()
-    server = feed.serve(DataLoader2(feed.map(die_or_double), reading_service=workers(1)))
+    service = workers(1, on_worker_death="raise")
+    server = feed.serve(DataLoader2(feed.map(die_or_double), reading_service=service))
     await server.__aenter__()
+    assert feed.stats().is_ready
     with pytest.raises(WorkerDied):
         await feed.ask(str(tmp_path / "died"))
     with pytest.raises((LoaderClosed, WorkerDied)):
         await feed.ask(1)
     with pytest.raises(LoaderClosed, match="no longer read"):
         await feed.ask(2)
+    assert not feed.stats().is_ready
     # Nor does the server keep quiet about it.
+    with pytest.raises(WorkerDied):
+        await server.__aexit__(None, None, None)
+
+
+async def test_requests_that_kill_the_only_worker_one_after_another_fail_alone(tmp_path):
+    feed = Feed()
+    async with feed.serve(DataLoader2(feed.map(die_or_double), reading_service=workers(1))):
+        for turn in range(6):
+            with pytest.raises(WorkerDied, match="SIGKILL"):
+                await feed.ask(str(tmp_path / f"died {turn}"))
+            assert feed.stats().is_ready
+        assert await feed.ask(4) == 8
+    assert not feed.stats().is_ready
+
+
+async def test_a_worker_that_cannot_start_again_ends_the_server_after_a_few_tries(tmp_path):
+    def start_once(pipe: Any, info: Any) -> Any:
+        if (tmp_path / "begun").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        (tmp_path / "begun").touch()
+        return pipe
+
+    feed = Feed()
+    service = workers(1, worker_init_fn=start_once, max_restarts=2)
+    server = feed.serve(DataLoader2(feed.map(die_or_double), reading_service=service))
+    await server.__aenter__()
+    with pytest.raises(WorkerDied):
+        await feed.ask(str(tmp_path / "died"))
+    with pytest.raises((LoaderClosed, WorkerDied)):
+        await feed.ask(1, timeout=LONG)
+    assert not feed.stats().is_ready
     with pytest.raises(WorkerDied):
         await server.__aexit__(None, None, None)
 

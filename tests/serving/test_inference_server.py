@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.leaks import WORKER, descendants
+
 aiohttp = pytest.importorskip("aiohttp")
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -51,6 +53,12 @@ class Served:
     url: str
     process: asyncio.subprocess.Process
     session: Any
+    #: What the server may print: the log's lines about workers that this many kills end.
+    kills: int = 0
+
+    async def health(self) -> int:
+        async with self.session.get(f"{self.url}/health") as response:
+            return int(response.status)
 
     async def predict(self, body: bytes) -> tuple[int, Any]:
         async with self.session.post(f"{self.url}/predict", data=body) as response:
@@ -82,7 +90,9 @@ async def serving(**settings: str) -> AsyncIterator[Served]:
             process.terminate()
         async with asyncio.timeout(60):
             _, errors = await process.communicate()
-        assert errors.decode() == ""
+        told = errors.decode().splitlines()
+        assert [line for line in told if "was killed by SIGKILL; it is replaced" not in line] == []
+        assert len(told) == served.kills
         assert process.returncode in (0, -signal.SIGTERM)
     finally:
         if process.returncode is None:
@@ -165,6 +175,53 @@ async def clients_that_hang_up_leave_nothing(served: Served) -> None:
         while (stats := await served.stats())["under_way"] or stats["queued"]:
             pass  # asking takes its time
     assert stats["failed"] == failed
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="it finds the worker in /proc")
+async def test_a_server_whose_only_worker_is_killed_under_load_goes_on():
+    async with serving(WORKERS="1") as served:
+        assert await served.health() == 200
+        statuses: list[int] = []
+        is_over = asyncio.Event()
+
+        async def client(number: int) -> None:
+            wanted = colours(number)
+            while not is_over.is_set():
+                colour = next(wanted)
+                status, answer = await served.predict(jpeg(colour))
+                statuses.append(status)
+                assert status == 503 or is_answer_to(colour, answer["scores"]), answer
+
+        async def kill() -> None:
+            for kills in range(1, 4):
+                os.kill(await anybody_new(served, killed), signal.SIGKILL)
+                served.kills = kills
+                answered = statuses.count(200)
+                # The next one has to answer before it dies.
+                while statuses.count(200) < answered + 20:  # noqa: ASYNC110 - another process's
+                    await asyncio.sleep(0.01)
+            is_over.set()
+
+        killed: set[int] = set()
+        async with asyncio.timeout(3 * START_SECONDS), asyncio.TaskGroup() as group:
+            for number in range(16):
+                group.create_task(client(number))
+            group.create_task(kill())
+        # Only what a worker had twice at its death fails.
+        assert set(statuses) <= {200, 503}
+        assert statuses.count(503) < 3 * 16
+        assert await served.health() == 200
+        assert await asked_and_right(served, 99, 10) == 10
+
+
+async def anybody_new(served: Served, killed: set[int]) -> int:
+    """Return the pid of the server's worker, which was not killed before."""
+    while True:
+        for pid, name in descendants(served.process.pid).items():
+            if WORKER.match(name) and name.endswith("(alive)") and pid not in killed:
+                killed.add(pid)
+                return pid
+        await asyncio.sleep(0.01)
 
 
 async def test_overload_is_refused_with_503_and_the_others_are_right():
