@@ -147,22 +147,25 @@ def advise(
 def _better(trials: Sequence[Trial], now: Service) -> tuple[Service, float]:
     """Return what to use, and how many times the present rate it gives."""
     measured = {trial.service: trial for trial in trials if trial.rates}
-    present = measured.get(now)
     if not measured:
         return now, 1.0
     best = max(measured.values(), key=lambda trial: trial.rate)
-    # Of those that are alike, the fewest: each takes memory.
-    chosen = min(
-        (trial for trial in measured.values() if trial is best or trial.overlaps(best)),
-        key=lambda trial: trial.service,
-    )
+    present = measured.get(now)
+    # Of those that may be best and surely differ from now, the fewest: each takes memory.
+    others = [
+        trial
+        for trial in measured.values()
+        if (trial is best or trial.overlaps(best))
+        and not (present is not None and trial.overlaps(present))
+    ]
+    if not others:
+        return now, 1.0
+    chosen = min(others, key=lambda trial: trial.service)
     if present is None:
         return chosen.service, 1.0
     gain = chosen.rate / present.rate
-    is_less = chosen.service < now and not chosen.overlaps(present)
-    if chosen.overlaps(present) or (gain < 1 + LITTLE and not is_less):
-        return now, 1.0
-    return chosen.service, gain
+    is_worth_it = gain >= 1 + LITTLE or chosen.service < now
+    return (chosen.service, gain) if is_worth_it else (now, 1.0)
 
 
 def _instead(stage: StageStats, *, is_computing: bool) -> str:

@@ -361,7 +361,7 @@ class Stretches:
 
 
 def verdict(trials: Sequence[Trial]) -> str:
-    """Say which number of workers to take: the smallest that no other surely beats."""
+    """Say which number of workers was best, or which may have been; what to do is the advice's."""
     measured = [trial for trial in trials if trial.rates]
     if not measured:
         return "undecided: no trial saw enough items; try again with more --seconds"
@@ -374,7 +374,7 @@ def verdict(trials: Sequence[Trial]) -> str:
         names, kind = list(map(str, alike)), ""
     return (
         f"undecided between {', '.join(names[:-1])} and {names[-1]}{kind}, because their ranges"
-        f" overlap: take {names[0]}, or try again with more --seconds"
+        " overlap; more --seconds may decide it"
     )
 
 

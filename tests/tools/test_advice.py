@@ -94,6 +94,12 @@ def test_it_says_where_the_differences_are_smaller_than_the_noise():
     assert "keep num_workers=2" in "".join(advice_on(NONE, ONE, TWO, now=2).lines())
 
 
+def test_what_surely_gains_is_advised_where_a_smaller_number_may_gain_as_much_or_nothing():
+    one = Trial(1, [90, 130, 200], 0.1)
+    _, advised, _ = advice_on(NONE, one, TWO).lines()
+    assert advised.startswith("use num_workers=2: about 1.9 times")
+
+
 def test_fewer_workers_are_advised_where_more_are_slower():
     slower = Trial(3, [50, 51, 52], 0.1)
     assert advice_on(NONE, ONE, slower, now=3).service.workers == 0
