@@ -643,6 +643,25 @@ def unlock_file(fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
+def open_file(path: str, flags: int) -> int:
+    """Open a file: never what a link of that name leads to, nor anything one would wait for."""
+    plain = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        fd = os.open(path, flags | plain, 0o666)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+    except OSError as error:
+        if error.errno == errno.ENOENT or not os.path.islink(path):
+            raise
+    raise PermissionError(errno.EPERM, "this is no plain file; remove it", path)
+
+
+def user_number() -> int:
+    """Return the number of the user whose rights this process has."""
+    return 0 if sys.platform == "win32" else os.geteuid()
+
+
 def open_library(path: Path) -> None:
     """Load a shared library, if there is such a file, without the GIL; ``path`` has no suffix."""
     if sys.platform != "win32":

@@ -1,11 +1,10 @@
 """The files of a cache on disk.
 
 This file is about ``CacheEntry``: the files that an entry consists of, whether they are there, and
-how they are made so that no reader ever finds half of them; and about ``FileLock``, by which one of
-all the processes and threads that want the same entry makes it, and the others wait.
+how they are made so that no reader ever finds half of them.
 
 An entry is named by a path. Mostly that is its only file. An entry of other files, or of none, has
-a list of them at that path with ``.files`` after it.
+a list of them, which is one of the cache's own files.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
-from asyncloader.datapipes.run_place import present_waiter
-from asyncloader.runtime import start_thread
-from asyncloader.system import lock_file, unlock_file
-from asyncloader.waiting import ThreadWaiter
+from asyncloader.datapipes.caching.own_files import (
+    check_name,
+    open_own,
+    own_path,
+    partial_prefix,
+)
 
-LIST_SUFFIX = ".files"
-PARTIAL_SUFFIX = ".partial"
 _PIECE = 1 << 20
 
 _READ_WHOLE = (str, bytes, bytearray, memoryview)
@@ -79,21 +77,24 @@ class CacheEntry:
     """The files that are cached under one path."""
 
     def __init__(self, path: str, rules: CacheRules) -> None:
+        check_name(path)
         self.path = path
         self._rules = rules
-        self._list = path + LIST_SUFFIX
+        self._list = own_path(path, "list")
 
     def files(self) -> list[str] | None:
         """Return the entry's files, or None if it has to be made."""
-        listed = self._listed()
-        files = [self.path] if listed is None else listed
-        return files if all(map(self._rules.are_met_by, files)) else None
+        files = self._listed()
+        return None if files is None or not all(map(self._rules.are_met_by, files)) else files
 
-    def make(self, pairs: Iterable[Any], omission: threading.Event) -> list[str]:
+    def make(
+        self, pairs: Iterable[Any], omission: threading.Event, *, after_death: bool
+    ) -> list[str]:
         """Write the data of (path, data) pairs to their paths; return those, in order.
 
         All files appear together, when the last is complete. After an error there are
-        the files that were there before. The caller holds the entry's lock.
+        the files that were there before. The caller holds the entry's lock. ``after_death``
+        says that its last holder died, whose half-written files are removed.
 
         Where something was left out, which sets ``omission``, the files appear as well, but are
         not the whole entry.
@@ -101,53 +102,92 @@ class CacheEntry:
         partials: dict[str, str] = {}
         try:
             for path, data in pairs:
+                self._check_place(path)
                 if path in partials:
                     raise ValueError(f"the cache entry {self.path} has {path} twice")
-                partials[path] = self._partial(path)
-                self._write(partials[path], data)
+                partials[path], fd = self._new_partial(os.path.dirname(path))
+                self._write(fd, data)
                 self._rules.check_made(partials[path], path)
             # Where nothing is left, what was there before is all there is.
             is_whole = not omission.is_set()
             if partials or is_whole:
                 self._publish(partials, is_whole=is_whole)
         finally:
-            for partial in (*partials.values(), self._partial(self._list)):
-                with contextlib.suppress(OSError):
-                    os.unlink(partial)
+            self._clean_up(partials, after_death=after_death)
         return list(partials)
 
+    def _check_place(self, path: str) -> None:
+        check_name(path)
+        if not self._may_have(path):
+            raise ValueError(
+                f"the cache entry {self.path} has {path}, which is outside the folder of"
+                " the entry; let the filepath_fn of on_disk_cache() return a path in a folder that"
+                " holds all files of the entry, at any depth"
+            )
+
+    def _may_have(self, path: str) -> bool:
+        place = os.path.join(os.path.dirname(os.path.abspath(self.path)), "")
+        return path == self.path or os.path.abspath(path).startswith(place)
+
     def _listed(self) -> list[str] | None:
+        """Return the files that belong to the entry, or None if it has to be made."""
+        if not _is_there(self._list):
+            # One of several files that 0.1.0 listed must not be taken for all of them.
+            return None if self._has_old_list() else [self.path]
+        files = self._read_list(self._list)
+        return files if files is not None and all(map(self._may_have, files)) else None
+
+    def _read_list(self, path: str) -> list[str] | None:
+        """Return the paths in a list, or None for what is no list of paths, or is too old."""
         try:
-            if os.stat(self._list).st_mtime_ns < self._rules.made_after:
-                return None
-            with open(self._list, encoding="utf-8") as file:
-                return _paths_in(json.load(file))
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+            with open(open_own(path, os.O_RDONLY), encoding="utf-8") as file:
+                is_new = os.fstat(file.fileno()).st_mtime_ns >= self._rules.made_after
+                return _paths_in(json.load(file)) if is_new else None
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
 
-    def _write(self, partial: str, data: Any) -> None:
-        os.makedirs(os.path.dirname(partial) or ".", exist_ok=True)
+    def _has_old_list(self) -> bool:
+        """Whether there is what 0.1.0 wrote as a list, by a name that other entries may have."""
+        old = self.path + ".files"
+        return _is_there(old) and os.path.isfile(old) and self._read_list(old) is not None
+
+    def _new_partial(self, folder: str) -> tuple[str, int]:
+        # Another name each time, so that two processes, one of which lost its lock since somebody
+        # deleted the file, never write to the same file.
+        name = f"{partial_prefix(self.path)}{os.urandom(8).hex()}.partial"
+        path = os.path.join(folder, name)
+        os.makedirs(folder or ".", exist_ok=True)
+        return path, open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def _write(self, fd: int, data: Any) -> None:
         encoding = None if "b" in self._rules.mode else "utf-8"
-        with open(partial, self._rules.mode, encoding=encoding) as file:
+        with open(fd, self._rules.mode, encoding=encoding) as file:
             for piece in _pieces(data, self._rules.skip_read):
                 file.write(piece)
 
     def _publish(self, partials: Mapping[str, str], *, is_whole: bool) -> None:
         # A list is there before its files, and gone before a file that needs none: a reader that
         # looks in between finds no entry.
-        if list(partials) == [self.path] or not is_whole:
+        files = list(partials)
+        if not is_whole and self.path in partials:
+            # Its own file would be taken for the whole entry.
+            self._publish_list(None)
+        elif is_whole and (files != [self.path] or self._has_old_list()):
+            self._publish_list(files)
+        else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._list)
-        else:
-            self._publish_list(list(partials))
         for path, partial in partials.items():
             self._appear(partial, path)
 
-    def _publish_list(self, files: list[str]) -> None:
-        partial = self._partial(self._list)
-        with open(partial, "w", encoding="utf-8") as file:
-            json.dump(files, file)
-        self._appear(partial, self._list)
+    def _publish_list(self, files: list[str] | None) -> None:
+        partial, fd = self._new_partial(os.path.dirname(self.path))
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump(files, file)
+            self._appear(partial, self._list)
+        finally:
+            _remove(partial)
 
     def _appear(self, partial: str, path: str) -> None:
         # The clock that stamps files is behind, by up to a tick, or is another machine's.
@@ -155,11 +195,25 @@ class CacheEntry:
         os.utime(partial, ns=(now, now))
         os.replace(partial, path)
 
-    def _partial(self, path: str) -> str:
-        # Always the same, so that the next process writes over what a crash has left;
-        # and another for every entry, as only the entry's lock keeps others away.
-        entry = hashlib.sha256(os.fsencode(os.path.abspath(self.path))).hexdigest()[:8]
-        return f"{path}.{entry}{PARTIAL_SUFFIX}"
+    def _clean_up(self, partials: Mapping[str, str], *, after_death: bool) -> None:
+        for partial in partials.values():
+            _remove(partial)
+        if after_death:
+            prefix = partial_prefix(self.path)
+            for folder in {os.path.dirname(path) for path in (self.path, *partials)}:
+                for name in os.listdir(folder or "."):
+                    if name.startswith(prefix):
+                        _remove(os.path.join(folder, name))
+
+
+def _is_there(path: str) -> bool:
+    # As os.path.exists, without the exception that takes it most of its time.
+    return os.access(path, os.F_OK)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _paths_in(listed: Any) -> list[str] | None:
@@ -183,150 +237,3 @@ def _pieces(data: Any, skip_read: bool) -> Iterator[Any]:
         close = getattr(data, "close", None)
         if close is not None:
             close()
-
-
-#: After the path of what is made; torchdata's caches have the same.
-LOCK_SUFFIX = ".promise"
-
-
-class FileLock:
-    """The right to make a file, held from ``acquire`` to ``close``.
-
-    It is a lock on a file beside the one that is to be made. The kernel drops the lock with the
-    process that holds it, so that a waiting process takes over at once. What such a file says,
-    and that there is one, means nothing.
-    """
-
-    def __init__(self, path: str, fd: int) -> None:
-        self._path = path
-        self._fd = fd
-
-    @classmethod
-    def acquire(cls, target: str, timeout: float) -> FileLock:
-        """Wait until no other process makes the file, and lock it.
-
-        TimeoutError after ``timeout`` seconds. The caller then checks first whether the
-        file was made meanwhile.
-        """
-        path = target + LOCK_SUFFIX
-        end = monotonic() + timeout
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        while True:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            if not _lock_now(fd) and not _lock_later(path, fd, end - monotonic()):
-                raise TimeoutError(
-                    # Programs for torchdata look for the first two words.
-                    f"OnDiskCache Exception: {target} was not made within {timeout:g} s by"
-                    f" {_maker(path)}; give it longer with end_caching(timeout=...) or"
-                    " CacheTimeout(seconds)"
-                )
-            if _is_at(path, fd):
-                _sign(fd)
-                return cls(path, fd)
-            # Its holder is done with it and has taken it away.
-            _give_up(path, fd)
-
-    def close(self) -> None:
-        """Let others make the file, unless it is there now."""
-        _give_up(self._path, self._fd)
-
-    def __enter__(self) -> FileLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _LockWait:
-    """A thread's wait for a lock, which its caller may give up before it is over."""
-
-    def __init__(self, path: str, fd: int, waiter: ThreadWaiter) -> None:
-        self._path = path
-        self._fd = fd
-        self._waiter = waiter
-        self._deciding = threading.Lock()
-        self._is_given_up = False
-        self.is_over = False
-        self.error: OSError | None = None
-
-    def run(self) -> None:
-        try:
-            lock_file(self._fd, wait=True)
-        except OSError as error:
-            self.error = error
-        with self._deciding:
-            self.is_over = True
-            if self._is_given_up:
-                _give_up(self._path, self._fd)
-        self._waiter.wake()
-
-    def give_up(self) -> None:
-        with self._deciding:
-            self._is_given_up = True
-            if self.is_over:
-                _give_up(self._path, self._fd)
-
-
-def _lock_now(fd: int) -> bool:
-    try:
-        lock_file(fd, wait=False)
-    except BlockingIOError:
-        return False
-    except BaseException:
-        os.close(fd)
-        raise
-    return True
-
-
-def _lock_later(path: str, fd: int, seconds: float) -> bool:
-    """Wait for the lock; if it does not come in time, or the wait is ended, give it up."""
-    # Nothing ends a wait for a lock before its time. So a thread waits, which may stay
-    # behind until the holder is done, and this one can be stopped.
-    waiter = present_waiter()
-    wait = _LockWait(path, fd, waiter)
-    thread = threading.Thread(target=wait.run, name=f"asyncloader waits for {path}", daemon=True)
-    try:
-        start_thread(thread)
-    except BaseException:
-        os.close(fd)
-        raise
-    is_locked = False
-    try:
-        is_locked = waiter.until(lambda: wait.is_over, seconds) and wait.error is None
-    finally:
-        if not is_locked:
-            wait.give_up()
-    if wait.error is not None:
-        raise wait.error
-    return is_locked
-
-
-def _is_at(path: str, fd: int) -> bool:
-    """Whether a locked file is the one that others find."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.stat(path), os.fstat(fd))
-    return False
-
-
-def _give_up(path: str, fd: int) -> None:
-    """Unlock a file, and take it away if others would find it."""
-    if _is_at(path, fd):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-    # Closing would not do where a forked child has the file open, too.
-    unlock_file(fd)
-    os.close(fd)
-
-
-def _sign(fd: int) -> None:
-    """Write down which process holds the lock, for the error of those that wait too long."""
-    with contextlib.suppress(OSError):
-        os.ftruncate(fd, 0)
-        os.lseek(fd, 0, os.SEEK_SET)
-        os.write(fd, str(os.getpid()).encode())
-
-
-def _maker(path: str) -> str:
-    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
-        return f"process {int(file.read(20))}"
-    return "another process"

@@ -22,7 +22,8 @@ from asyncloader.datapipes.ahead import nothing_ahead
 from asyncloader.datapipes.arguments import checked_count, checked_wait
 from asyncloader.datapipes.async_calls import keeper_at, keeping
 from asyncloader.datapipes.base import DataPipe, IterDataPipe, functional_datapipe
-from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules, FileLock
+from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules
+from asyncloader.datapipes.caching.own_files import FileLock
 from asyncloader.datapipes.call import blame, plain_function
 from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.cursors import close_items
@@ -56,11 +57,14 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     of another hash is made again, and a ValueError if that does not help. A file for which
     ``extra_check_fn(path)`` is false is made again as well.
 
+    All files of an entry are in the folder of the path that ``filepath_fn`` returns, at any
+    depth. Names that begin with ``.asyncloader-`` are the cache's own: a ValueError.
+
     What a pipe in between fails on and leaves out (``on_error="skip"``) is not remembered: the
     item is made again, to be whole, whenever it comes.
 
     Any number of processes may use one cache. One of them makes an entry while the others
-    wait; if it dies, another makes it, and writes over what was left.
+    wait; if it dies, another makes it, and removes what was left.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -165,7 +169,10 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
         self.timeout = checked_wait("timeout", timeout)
 
     def invalidate(self) -> None:
-        """Make all entries again that were made before now, each when it is asked for."""
+        """Make all entries again that were made before now, each when it is asked for.
+
+        When an entry was made is what its files say; a clock that is ahead makes them younger.
+        """
         self.made_after = time.time_ns()
 
     def new_pass(self, run: Run[Any]) -> DiskCachePass:
@@ -276,7 +283,7 @@ class DiskCachePass(LaggingPass[str]):
 
     def _make(self, entry: CacheEntry, item: Any) -> list[str]:
         """Make an entry, unless another process makes it first."""
-        with FileLock.acquire(entry.path, self.pipe.timeout):
+        with FileLock.acquire(entry.path, self.pipe.timeout) as lock:
             files = self._files_of(entry)
             if files is not None:
                 return files
@@ -287,7 +294,9 @@ class DiskCachePass(LaggingPass[str]):
             ):
                 pairs = self.run.of(source).begin()
                 try:
-                    return entry.make(map(self._pair, pairs), omission)
+                    return entry.make(
+                        map(self._pair, pairs), omission, after_death=lock.after_death
+                    )
                 except BaseException as error:
                     note(error, f"while the cache entry {entry.path} was made")
                     raise

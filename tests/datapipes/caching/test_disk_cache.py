@@ -18,7 +18,7 @@ import pytest
 from asyncloader import DataLoader2
 from asyncloader.adapters import CacheTimeout, InvalidateCache
 from asyncloader.datapipes import cursor_history
-from asyncloader.datapipes.caching.cache_files import FileLock
+from asyncloader.datapipes.caching.own_files import FileLock
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import new_event_loop
@@ -232,20 +232,23 @@ def test_an_entry_may_change_from_several_files_to_one_and_back(recorder):
 def test_a_list_that_cannot_be_read_is_made_again(text, recorder):
     cached = expanding(recorder, [2])
     expected = list(cached)
-    Path(recorder.path(2) + ".files").write_text(text)
+    [own] = recorder.folder.glob(".*")
+    own.write_text(text)
     assert list(cached) == expected
     assert recorder.made == [2, 2]
 
 
 def test_a_list_that_cannot_take_its_place_leaves_nothing(recorder):
-    def parts(item: Any) -> list[Any]:
-        Path(recorder.path(item) + ".files").mkdir()
-        return []
-
-    cached = IterableWrapper([1]).on_disk_cache(recorder.path).flatmap(parts).end_caching()
-    with pytest.raises(IsADirectoryError):
+    cached = expanding(recorder, [2])
+    expected = list(cached)
+    [own] = recorder.folder.glob(".*")
+    own.unlink()
+    own.mkdir()
+    with pytest.raises(OSError, match=own.name):
         list(cached)
-    assert names_in(recorder.folder) == ["1.txt.files"]
+    assert list(recorder.folder.glob(".*")) == [own]
+    own.rmdir()
+    assert list(cached) == expected
 
 
 def test_an_entry_may_be_a_folder_of_files(recorder):
@@ -862,8 +865,9 @@ def test_without_a_thread_to_make_an_entry_the_loader_says_so(recorder, monkeypa
 
 
 def test_a_promise_that_was_left_behind_is_taken_over(recorder):
-    recorder.folder.mkdir()
-    Path(recorder.path(1) + ".promise").write_text("999999")
+    with FileLock.acquire(recorder.path(1), 0):
+        [own] = recorder.folder.glob(".*")
+    own.write_text("999999")
     assert list(cache_of(recorder, [1], timeout=0)) == recorder.paths(1)
     assert names_in(recorder.folder) == ["1.txt"]
 
