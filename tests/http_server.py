@@ -33,10 +33,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from urllib.parse import parse_qs, urlsplit
 
 
@@ -53,6 +55,10 @@ class HttpServer:
     #: What ``/file`` answers with, and the tags of the files that have one.
     files: dict[str, bytes] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    #: When files were changed, in seconds before they are asked for, where that is said.
+    ages: dict[str, float] = field(default_factory=dict)
+    #: What more is said of all files.
+    extra_of_files: str = ""
     #: Where ``/away`` redirects to.
     location: str = ""
     #: Whether ``/file`` gives parts of files.
@@ -66,6 +72,7 @@ class HttpServer:
     #: How much of ``/endless`` was sent, and whether a reader made it wait.
     sent: int = 0
     waited: asyncio.Event = field(default_factory=asyncio.Event)
+    born: float = field(default_factory=time.time)
     _all_closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def url(self, path: str) -> str:
@@ -124,7 +131,7 @@ class HttpServer:
                 writer.write(whole(302, b"", "Location: /redirect/forever\r\n"))
             case ["redirect", count]:
                 writer.write(whole(302, b"", f"Location: /redirect/{int(count) - 1}\r\n"))
-            case ["away"]:
+            case ["away", *_]:
                 writer.write(whole(302, b"", f"Location: {self.location}\r\n"))
             case ["target", *_]:
                 writer.write(whole(200, target.encode()))
@@ -173,8 +180,12 @@ class HttpServer:
     def _part(self, name: str, headers: dict[str, str], is_cut: bool) -> bytes:
         content, tag = self.files[name], self.tags.get(name, "")
         more = f"ETag: {tag}\r\n" if tag else ""
+        changed = formatdate(self.born - self.ages.get(name, 0), usegmt=True)
+        if name in self.ages:
+            more += f"Last-Modified: {changed}\r\nDate: {formatdate(self.born, usegmt=True)}\r\n"
+        more += self.extra_of_files
         begin = int(headers.get("Range", "bytes=0-")[6:-1])
-        if headers.get("If-Range", tag) != tag or not self.gives_parts:
+        if headers.get("If-Range", tag) not in (tag, changed) or not self.gives_parts:
             begin = 0
         if begin:
             more += f"Content-Range: bytes {begin}-{len(content) - 1}/{len(content)}\r\n"

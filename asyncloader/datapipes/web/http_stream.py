@@ -3,7 +3,7 @@
 This file is about ``Wire``: a loop in a thread of its own that reads the bodies of some streams, so
 that any thread may read a stream, also when the pass that opened it is over; and about
 ``HttpBody``, which lives on that loop. No more of a body is read ahead than what its connection
-holds, and where the connection is lost the rest is asked for.
+holds, and where the connection is lost the rest is asked for, or read again.
 
     a thread ──read──▶ BodyStream ──piece──▶ [ the wire's loop: HttpBody ◀── connection ]
 """
@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import io
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.async_calls import Attempts
@@ -206,11 +210,17 @@ WHOLE, PART = 200, 206
 
 
 class HttpBody:
-    """The body of one URL, piece by piece."""
+    """The body of one URL, piece by piece.
+
+    Where its connection is lost, and a validator tells this body from any other of the URL, the
+    rest is asked for. Else it is read again from its start, and what was read before is compared
+    by its hash and left out.
+    """
 
     def __init__(self, url: str, attempts: Attempts, max_bytes: float) -> None:
         self.url = url
         self._next_piece = attempts.of(self._read)
+        self._retries = attempts.retries
         self._max_bytes = max_bytes
         self._client: Client
         self._response: Any = None
@@ -218,21 +228,27 @@ class HttpBody:
         # What is there of the piece that came last.
         self._pieces: Iterator[bytes] = iter(())
         self._lost: Exception | None = None
-        #: What tells this body from a later one of the same URL, and its size.
-        self._version = ""
-        self._size = ""
-        self._has_parts = False
+        #: How often the connection was lost since something new came.
+        self._losses = 0
+        self._version: Version
+        #: The hash of what was read, where no validator can be trusted.
+        self._digest: Any = None
+        #: How many bytes will come once more, and the hash of those that did.
+        self._behind = 0
+        self._digest_again: Any = None
         #: How many bytes were read.
         self.place = 0
 
     async def open(self, client: Client) -> None:
         """Ask for the body, and wait for the head of the answer."""
         self._client = client
-        self._response = await self._asked()
+        self._response = await self._begun()
 
     async def piece(self) -> bytes:
         """Return what follows, some bytes at least; none at the end."""
-        return await self._next_piece(None)
+        while (piece := await self._next_piece(None)) is None:
+            pass
+        return piece
 
     def close(self) -> None:
         """Close the connection, unless the body was read to its end."""
@@ -240,17 +256,25 @@ class HttpBody:
         if response is not None:
             response.close()
 
-    async def _read(self, _: None) -> bytes:
+    async def _read(self, _: None) -> bytes | None:
+        """Return what follows, or None for something that was read before."""
         try:
             if self._response is None:
-                self._response = await (self._asked_for_rest() if self.place else self._asked())
+                self._response = await (self._begun_again() if self.place else self._begun())
             piece = await self._next()
+            if self._behind:
+                piece = self._unread(piece)
+                if not piece:
+                    return None
         except BaseException as error:
             # There may be more of the answer in that connection.
             self.close()
             self._lost = error if isinstance(error, Exception) else None
             raise
         self.place += len(piece)
+        self._losses = 0
+        if self._digest is not None:
+            self._digest.update(piece)
         if self.place > self._max_bytes:
             raise too_large(shown(self.url), self._max_bytes)
         return piece
@@ -272,43 +296,49 @@ class HttpBody:
             raise_ours(error, self.url, f" after {self.place} bytes")
         return came
 
-    async def _asked(self) -> Any:
-        response = await self._client.answer(self.url, {})
-        headers = response.headers
-        self._size = headers.get("Content-Length", "")
-        self._version = version_of(headers)
-        # A compressed body cannot be continued at one of its bytes.
-        self._has_parts = response.status == WHOLE and not codings_of(headers)
+    def _unread(self, piece: bytes) -> bytes:
+        """Return what of a piece was not read before."""
+        if not piece:
+            raise self._cut("it is shorter now")
+        again = piece[: self._behind]
+        self._behind -= len(again)
+        if self._digest is not None:
+            self._digest_again.update(again)
+            if not self._behind and self._digest_again.digest() != self._digest.digest():
+                raise self._cut("what the server sends now begins in another way")
+        return piece[len(again) :]
+
+    async def _begun(self) -> Any:
+        response = await self._asked({})
+        self._version = version_of(response)
+        self._digest = None if self._version.is_known else hashlib.sha256()
+        return response
+
+    async def _begun_again(self) -> Any:
+        self._losses += 1
+        if self._losses > self._retries:
+            raise self._cut("again before anything new came")
+        before = self._version
+        response = await self._asked(before.header_for_rest(self.place))
+        now = version_of(response)
+        # The beginning was not compressed, so the rest may not be.
+        is_rest = now.is_rest_of(before, self.place)
+        if not is_rest and not now.is_again(before, is_compared=self._digest is not None):
+            response.close()
+            raise self._cut(f"the server did not send the rest (it answered {response.status})")
+        self._behind = 0 if is_rest else self.place
+        self._digest_again = hashlib.sha256()
+        return response
+
+    async def _asked(self, headers: dict[str, str]) -> Any:
+        response = await self._client.answer(self.url, headers)
         try:
             self._decoding = self._client.decoding_of(self.url, response)
         except HttpError:
             response.close()
             raise
+        self._pieces = iter(())
         return response
-
-    async def _asked_for_rest(self) -> Any:
-        if not self._has_parts:
-            raise self._cut("the server cannot send the rest")
-        headers = {"Range": f"bytes={self.place}-"}
-        if self._version:
-            headers["If-Range"] = self._version
-        response = await self._client.answer(self.url, headers)
-        if not self._goes_on(response):
-            response.close()
-            raise self._cut(f"the server did not send the rest (it answered {response.status})")
-        return response
-
-    def _goes_on(self, response: Any) -> bool:
-        """Whether an answer is the rest of the same body."""
-        begin, _, size = response.headers.get("Content-Range", "").partition("/")
-        # What comes in chunks does not say its size.
-        is_as_long = size in (self._size or size, "*")
-        same = version_of(response.headers) == self._version and is_as_long
-        is_known = bool(self._version) or (size == self._size != "")
-        begins = begin.startswith(f"bytes {self.place}-")
-        # The beginning was not compressed, so the rest may not be.
-        is_plain = not codings_of(response.headers)
-        return response.status == PART and begins and same and is_known and is_plain
 
     def _cut(self, why: str) -> HttpError:
         error = HttpError(
@@ -319,10 +349,85 @@ class HttpBody:
         return error
 
 
-def version_of(headers: Any) -> str:
-    """Return what tells one version of a body from another, byte for byte; or ``""``."""
+@dataclass(frozen=True)
+class Version:
+    """What an answer says of which body it has."""
+
+    status: int
+    #: Where it came from after redirects, without the query, which may be a signature.
+    place: str
+    #: What changes with every byte of the body (RFC 9110, 8.8.1); or ``""``.
+    validator: str
+    #: The whole size, where it was said.
+    size: str
+    #: Which part it is, where it is one.
+    part: str
+    codings: tuple[str, ...]
+
+    @property
+    def is_known(self) -> bool:
+        return self.validator != ""
+
+    def header_for_rest(self, begin: int) -> dict[str, str]:
+        """Return the headers that ask for what follows, if that can be asked for."""
+        # A compressed body cannot be continued at one of its bytes.
+        if self.status != WHOLE or self.codings or not self.is_known:
+            return {}
+        return {"Range": f"bytes={begin}-", "If-Range": self.validator}
+
+    def is_rest_of(self, before: Version, begin: int) -> bool:
+        """Whether an answer has what follows in the same body."""
+        return (
+            (before.status, self.status) == (WHOLE, PART)
+            and self.part.startswith(f"bytes {begin}-")
+            and self._is_same_as(before)
+            and not self.codings
+        )
+
+    def is_again(self, before: Version, *, is_compared: bool) -> bool:
+        """Whether an answer has the same body from its start, or one that is to be compared."""
+        is_alike = (self.status, self.part) == (before.status, before.part)
+        return is_alike and (is_compared or self._is_same_as(before))
+
+    def _is_same_as(self, before: Version) -> bool:
+        # A validator is one of the bodies of its own URL.
+        is_same = (self.place, self.validator) == (before.place, before.validator)
+        # What comes in chunks does not say its size.
+        is_as_long = "" in (self.size, before.size) or self.size == before.size
+        return is_same and self.is_known and is_as_long
+
+
+def version_of(response: Any) -> Version:
+    """Return what an answer says of which body it has."""
+    headers = response.headers
+    part: str = headers.get("Content-Range", "")
+    size: str = part.partition("/")[2] if part else headers.get("Content-Length", "")
+    return Version(
+        response.status,
+        str(response.url.with_query(None)),
+        validator_of(headers),
+        "" if size == "*" else size,
+        part,
+        tuple(codings_of(headers)),
+    )
+
+
+#: A server's clock that stamps files may differ from the one that stamps its answers.
+_CLOCKS_DIFFER = timedelta(seconds=60)
+
+
+def validator_of(headers: Any) -> str:
+    """Return what is another for every other body, byte for byte; or ``""``.
+
+    It is a strong ETag, or where there is none a date of change that is so long ago that the body
+    cannot have changed twice on it (RFC 9110, 8.8.2.2 and 13.1.5).
+    """
     tag: str = headers.get("ETag", "")
-    if tag.startswith('"'):
-        return tag
+    if tag:
+        return tag if tag.startswith('"') else ""
     changed: str = headers.get("Last-Modified", "")
-    return changed
+    try:
+        age = parsedate_to_datetime(headers.get("Date", "")) - parsedate_to_datetime(changed)
+    except (TypeError, ValueError, OverflowError):
+        return ""
+    return changed if age >= _CLOCKS_DIFFER else ""

@@ -59,10 +59,12 @@ class HttpReader(AsyncMapper[Any]):
     ``stream=True`` is for bodies that are too large to hold, such as tars for load_from_tar. Each
     comes as soon as the server has answered, a few of them ahead (``concurrency`` is 2), and is
     read over the network while you read it; ``timeout`` and ``retries`` are for every step. After
-    a lost connection the rest is requested. If the server does not send the rest of the same
-    version, or if the body was compressed, the read raises an ``HttpError``. A stream keeps its
-    connection until it is at its end, closed, or dropped. Reading it blocks the thread, so in
-    async code leave that to a pipe or to a thread.
+    a lost connection the rest is requested, if the server tells this body from others: by a strong
+    ETag, or a Last-Modified of more than a minute before. Otherwise, and if it was compressed, it
+    is read again from its start, and what came before is compared and left out. A body that has
+    changed is an ``HttpError`` of the read. A stream keeps its connection until it is at its end,
+    closed, or dropped. Reading it blocks the thread, so in async code leave that to a pipe or to a
+    thread.
 
     ``on_error="skip"`` (or ``skip_on_error=True``) leaves out the URLs that fail, and a function
     ``on_error(error, url)`` returns an item for them, up to ``max_errors`` of them.
