@@ -14,7 +14,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Sized
+from collections.abc import AsyncIterator, Callable, Sized
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,13 +22,13 @@ from weakref import WeakKeyDictionary
 from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items
 from asyncloader.datapipes.run import Pass, Run
-from asyncloader.datapipes.run_place import GRACE_SECONDS
+from asyncloader.datapipes.run_place import GRACE_SECONDS, telling
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
 from asyncloader.datapipes.unordered import positions_for
 from asyncloader.deadline import time_left
-from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
+from asyncloader.runtime import begin_task
 from asyncloader.tuning import Bounds, Tuning, Window
-from asyncloader.waiting import LoopWaiter, Stopped
+from asyncloader.waiting import LoopWaiter
 
 logger = logging.getLogger("asyncloader")
 
@@ -119,26 +119,19 @@ class RunningAhead(ABC):
         """Read the source to its end, as room allows; keep its error for the consumer."""
         items = aiter(self.reads.abegin())
         try:
-            async for item in items:
-                self.hold(item)
-                del item
-                if not self._may_read():
-                    await self._reader.until(self._may_read)
-        except asyncio.CancelledError as error:
-            if is_being_cancelled():
-                raise
-            self.error = not_cancelled(error)
-        except Stopped:
-            # The source was closed elsewhere. The consumer must not take that for its end.
-            self.error = Stopped()
-        except KeyboardInterrupt as error:
-            # The user interrupts the loop itself, so it must see this too.
-            self.error = error
-            raise
-        except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            self.error = error
+            await telling(self._hold_all(items), self._fail)
         finally:
             await aclose_items(items)
+
+    async def _hold_all(self, items: AsyncIterator[Any]) -> None:
+        async for item in items:
+            self.hold(item)
+            del item
+            if not self._may_read():
+                await self._reader.until(self._may_read)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
 
     async def until(self, ready: Callable[[], bool]) -> None:
         """Let the reader wait until it is woken and ``ready()`` is true."""

@@ -31,15 +31,15 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, close_i
 from asyncloader.datapipes.lookups import items_under
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, Stride, can_share, is_ours, picks
-from asyncloader.datapipes.run_place import cancelled
+from asyncloader.datapipes.run_place import cancelled, telling
 from asyncloader.datapipes.sources import (
     IterableWrapper,
     SequenceWrapper,
     iterable_source,
     keyed_source,
 )
-from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
-from asyncloader.waiting import LoopWaiter, Stopped
+from asyncloader.runtime import begin_task
+from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
 
@@ -81,23 +81,13 @@ class Waiting(Generic[T]):
     async def read(self, source: AsyncIterable[T]) -> None:
         """Read the source while there is room."""
         try:
-            await self._read(aiter(source))
-        except asyncio.CancelledError as error:
-            if is_being_cancelled():
-                raise
-            self._error = not_cancelled(error)
-        except Stopped:
-            # The source was closed elsewhere. The consumer must not take that for its end.
-            self._error = Stopped()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            self._error = error
-        except KeyboardInterrupt as error:
-            # The user interrupts the loop itself, so it must see this too.
-            self._error = error
-            raise
+            await telling(self._read(aiter(source)), self._fail)
         finally:
             self._ended = True
             self._consumer.wake()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
 
     async def _read(self, items: AsyncIterator[T]) -> None:
         try:

@@ -23,7 +23,7 @@ from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, groups_of
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, is_async_pipe
-from asyncloader.datapipes.run_place import cancelled
+from asyncloader.datapipes.run_place import cancelled, telling
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.errors import RankError
@@ -36,7 +36,7 @@ from asyncloader.ranks import (
     ranks_in_words,
     world_size,
 )
-from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
+from asyncloader.runtime import begin_task
 from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
@@ -235,15 +235,10 @@ class AgreedAhead(Generic[T]):
     async def fill(self) -> None:
         """Read the source to its end, as far ahead as there is room."""
         try:
-            await self._read()
-        except asyncio.CancelledError as error:
-            if is_being_cancelled():
-                raise
-            self.error = not_cancelled(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            self.error = error
-        self.is_read = True
-        self._agreer.wake()
+            await telling(self._read(), self._fail)
+        finally:
+            self.is_read = True
+            self._agreer.wake()
 
     async def agree(self) -> None:
         """Agree with the other ranks on what is held, window after window."""
@@ -293,6 +288,9 @@ class AgreedAhead(Generic[T]):
                 await self._reader.until(self._has_room)
         finally:
             await aclose_items(items)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
 
     def _has_room(self) -> bool:
         return len(self.held) < self.room

@@ -13,7 +13,7 @@ import contextvars
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -269,6 +269,29 @@ class TaskGiver(Generic[T]):
         self.is_done = True
         self._home.forget(self)
         self._exchange.end(error)
+
+
+async def telling(reading: Awaitable[None], tell: Callable[[BaseException], None]) -> None:
+    """Read a source in a task of its own, and ``tell`` of its error, which the consumer raises.
+
+    The task's own cancellation is raised, and told nobody.
+    """
+    try:
+        await reading
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        tell(not_cancelled(error))
+    except Stopped:
+        # The source was closed elsewhere. The consumer must not take that for its end. A new
+        # exception: the traceback of this one would keep the pass's objects alive.
+        tell(Stopped())
+    except KeyboardInterrupt as error:
+        # The user interrupts the loop itself, so it must see this too.
+        tell(error)
+        raise
+    except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
+        tell(error)
 
 
 async def give_groups(

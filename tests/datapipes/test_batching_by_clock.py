@@ -24,7 +24,7 @@ class Arrivals(IterDataPipe[Any]):
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         while (item := await self.queue.get()) is not None:
-            if isinstance(item, Exception):
+            if isinstance(item, BaseException):
                 raise item
             yield item
 
@@ -72,13 +72,18 @@ async def test_a_short_last_batch_may_be_left_out():
     assert [batch async for batch in arrivals.batch(2, True, max_wait=LONG)] == [[1, 2]]
 
 
-async def test_items_before_an_error_come_first():
+class Odd(BaseException):
+    """An error that is no Exception, as those of test runners are."""
+
+
+@pytest.mark.parametrize("error", [ValueError, Odd])
+async def test_items_before_an_error_come_first(error):
     arrivals = Arrivals()
     batches = aiter(arrivals.batch(5, max_wait=LONG))
-    arrivals.put(1, 2, ValueError("broken"))
+    arrivals.put(1, 2, error("broken"))
 
     assert await anext(batches) == [1, 2]
-    with pytest.raises(ValueError, match="broken"):
+    with pytest.raises(error, match="broken"):
         await anext(batches)
 
 

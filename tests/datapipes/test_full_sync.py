@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from asyncloader.datapipes.full_sync import MOST_ROOM, AgreedAhead, Meeting
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.errors import RankError
+from asyncloader.waiting import Stopped
 from tests.table import Table
 
 
@@ -111,6 +114,35 @@ async def test_a_source_that_cannot_begin_fails_on_all_ranks():
     )
     assert [type(failure) for failure in failures] == [RankError, LookupError]
     assert "rank 1 failed" in str(failures[0])
+
+
+class Odd(BaseException):
+    """An error that is no Exception, as those of test runners are."""
+
+
+@pytest.mark.parametrize("error", [Stopped, Odd, SystemExit, GeneratorExit])
+async def test_whatever_ends_a_source_ends_the_epoch_on_all_ranks(error):
+    class Source(IterDataPipe[int]):
+        async def __aiter__(self):
+            yield 0
+            raise error
+
+    sources = [IterableWrapper(range(4)), Source()]
+    async with asyncio.timeout(10):
+        failures = await asyncio.gather(
+            *map(failure_of, Table(2).meetings(), sources), return_exceptions=True
+        )
+    assert [type(failure) for failure in failures] == [RankError, error]
+    assert "rank 1 failed" in str(failures[0])
+
+
+async def failure_of(meeting: Meeting, source: Any) -> BaseException | None:
+    """Return what ends the epoch on one rank; a task that raised some errors would end the loop."""
+    try:
+        await passed(meeting, source)
+    except BaseException as failure:  # noqa: BLE001 - it is looked at
+        return failure
+    return None
 
 
 async def test_an_error_comes_after_the_items_before_it_on_every_rank():
