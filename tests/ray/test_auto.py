@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import (
 import asyncloader.datapipes.iter as it
 from asyncloader import DataLoader2, MultiProcessingReadingService, RayReadingService
 from asyncloader.workers.actors.cluster import Room, room_for
+from tests.ray.auto import Untuned, change
 from tests.ray.cluster import CPUS, NODES, Nodes, no_actors
 
 pytestmark = pytest.mark.usefixtures("nodes")
@@ -40,19 +41,6 @@ def loader_of(count: int, service: Any) -> DataLoader2[int]:
     loader: DataLoader2[int] = DataLoader2(graph(count), reading_service=service)
     loader.seed(5)
     return loader
-
-
-class Untuned(RayReadingService):
-    """Chooses nothing by itself, so that only the test changes its number."""
-
-    def note(self, window: Any) -> None:
-        """Ignore what was measured."""
-
-
-def change(loader: DataLoader2[Any], workers: int) -> None:
-    """Do what the loader does when it has measured that another number is better."""
-    loader.reading_service.resume_with(workers)
-    loader._engine.change_settings()
 
 
 def test_more_actors_are_tried_where_the_consumer_waits_and_the_items_stay_the_same():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ import asyncloader.datapipes.iter as it
 from asyncloader import DataLoader2, RayReadingService
 from asyncloader.errors import WorkerDied
 from tests.leaks import descendants
-from tests.ray.cluster import Nodes, no_actors
+from tests.ray.auto import Untuned, change
+from tests.ray.cluster import CPUS, Nodes, no_actors
 from tests.ray.kills import exact_rounds, kill, node_of, numbers, processes, undisturbed
 
 #: How long the replacement of a worker may keep the consumer waiting. An empty actor takes most
@@ -64,6 +67,74 @@ def test_the_workers_of_a_lost_node_are_replaced_on_others(nodes: Nodes):
         assert loader.stats().restarts >= 1
     assert taken == undisturbed(1500)
     no_actors()
+
+
+@contextlib.contextmanager
+def crashed(nodes: Nodes, node: Any) -> Iterator[None]:
+    """End what manages a node, which Ray notices some seconds later."""
+    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+    try:
+        yield
+    finally:
+        nodes.lose(node.node_id)
+
+
+def on_half_a_node(**given: Any) -> RayReadingService:
+    """Four of its actors have room on two of the three nodes, and are spread over all of them."""
+    return RayReadingService(4, num_cpus=CPUS / 2, **given)
+
+
+def test_actors_that_are_placed_on_a_node_that_was_just_lost_are_placed_again(nodes: Nodes, caplog):
+    lost, service = nodes.nodes[0], on_half_a_node()
+    with crashed(nodes, lost), DataLoader2(numbers(300), reading_service=service) as loader:
+        loader.seed(3)
+        assert list(loader) == undisturbed(300)
+        assert all(lost.node_id[:8] not in process.node for process in processes(loader))
+    assert "was placed on a node that is lost; it is placed again" in caplog.text
+    no_actors()
+
+
+def test_a_replacement_that_is_placed_on_a_node_that_was_just_lost_is_placed_again(nodes: Nodes):
+    # Not even one loss in a row is allowed: what never ran is none.
+    with DataLoader2(numbers(900), reading_service=on_half_a_node(max_restarts=4)) as loader:
+        loader.seed(3)
+        items = iter(loader)
+        taken = [next(items) for _ in range(100)]
+        lost = node_of(nodes, processes(loader)[0])
+        with crashed(nodes, lost):
+            for process in processes(loader):
+                kill(process)
+            taken += items
+        assert all(lost.node_id[:8] not in process.node for process in processes(loader))
+    assert taken == undisturbed(900)
+    no_actors()
+
+
+def test_another_number_of_actors_is_reached_though_a_node_was_just_lost(nodes: Nodes):
+    service = Untuned("auto", num_cpus=CPUS / 2, max_workers=4)
+    with DataLoader2(numbers(1500), reading_service=service) as loader:
+        loader.seed(3)
+        items = iter(loader)
+        taken = [next(items) for _ in range(100)]
+        change(loader, 1)
+        taken += slowly(items, until=lambda: loader.num_workers == 1)
+        (only,) = processes(loader)
+        lost = next(node for node in nodes.nodes if node.node_id[:8] not in only.node)
+        with crashed(nodes, lost):
+            change(loader, 3)
+            taken += slowly(items, until=lambda: loader.num_workers == 3)
+        taken += items
+    assert taken == undisturbed(1500)
+    no_actors()
+
+
+def slowly(items: Iterator[int], until: Callable[[], bool]) -> Iterator[int]:
+    """Yield items, few of them a second, until something is so."""
+    end = time.monotonic() + LIMIT
+    while not until():
+        assert time.monotonic() < end
+        yield next(items)
+        time.sleep(0.05)
 
 
 def stop(pids: list[int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import pickle
 import threading
@@ -33,6 +34,8 @@ from asyncloader.workers.actors.cluster import (
 )
 from asyncloader.workers.actors.far_end import ArrivedMemory, FarEnd
 from asyncloader.workers.process.process import ProcessPlan, WorkerProcess, how_it_ended
+
+logger = logging.getLogger("asyncloader")
 
 #: How long no actors are started on a node that does not answer. Ray takes a minute to notice that
 #: a node is lost, and starts actors there until then.
@@ -69,6 +72,13 @@ class ActorEngine:
         self._asking: asyncio.Future[dict[str, float] | None] | None = None
 
     async def start(self, plan: ProcessPlan) -> ActorProcess:
+        # Ray places actors on a node that is lost until it notices that. The start has a limit.
+        while (process := await self._placed(plan)) is None:
+            logger.warning("%s was placed on a node that is lost; it is placed again", plan.name)
+        return process
+
+    async def _placed(self, plan: ProcessPlan) -> ActorProcess | None:
+        """Start an actor; None if it never ran, because the node for it was lost."""
         process = ActorProcess(plan.name, self)
         with self._lock:
             self._processes.add(process)
@@ -78,6 +88,8 @@ class ActorEngine:
             process.release()
             if isinstance(error, WorkerStartupError) or not isinstance(error, Exception):
                 raise
+            if _never_ran(error):
+                return None
             failure = f"{plan.name} could not be started in the cluster: {cause_of(error)}"
             cause = WorkerDied(failure, worker=None) if _is_loss(error) else error
             raise WorkerStartupError(failure) from cause
@@ -100,7 +112,12 @@ class ActorEngine:
         return (dealer.actor, number), number
 
     def avoid(self, node_id: str) -> None:
-        """Start no more actors on a node, as long as there are others that have room for them."""
+        """Start no more actors on a node, as long as there are others that have room for them.
+
+        Of an actor that never ran the node is not known, ``""``.
+        """
+        if not node_id:
+            return
         with self._lock:
             self._avoided[node_id] = time.monotonic() + _AVOID_SECONDS
 
@@ -347,6 +364,11 @@ def _is_loss(error: BaseException) -> bool:
     exceptions = import_ray().exceptions
     is_loss = isinstance(error, exceptions.RayActorError | exceptions.OutOfMemoryError)
     return is_loss and not getattr(error, "actor_init_failed", False)
+
+
+def _never_ran(error: BaseException) -> bool:
+    """Whether an actor did not begin on the node that was chosen for it, as that was lost."""
+    return _is_loss(error) and not _is_death(error) and "never ran" in str(error)
 
 
 def _is_death(error: BaseException) -> bool:
