@@ -72,6 +72,10 @@ def _branches_above(cursors: Cursors) -> Cursors:
         for number, branch in (pair for each in own for pair in each["above"]):
             if "splitter" in branch:
                 found[number] = min(found.get(number, branch), branch, key=_yielded)
+        # One that is not known everywhere is at its beginning where it is not.
+        for each in own:
+            if each["taken"]:
+                found = {number: found[number] for number in found if number in dict(each["above"])}
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
-from asyncloader.datapipes import cursor_history
+from asyncloader.datapipes import cursor_history, exchange
 from asyncloader.datapipes.base import IterDataPipe, is_map_pipe
 from asyncloader.places.snapshot import checksum
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
@@ -184,6 +184,35 @@ def test_every_pipe_that_went_on_and_was_asked_for_nothing_goes_on_again(pipe_cl
             again.append(loader.state_dict(include_datapipe=False))
         for more, state in enumerate(again):
             assert resumed(make(), state, 1) == [expected[step + more :]], (step, more)
+
+
+def read_late(numbers: Any) -> Any:
+    """Return branches of branches, one of which is read after the pass of its sisters."""
+    ahead, beside = numbers.fork(2)
+    pairs = ahead.filter(is_no_third).async_map_batches(soon, 3).zip(beside)
+    first, both = pairs.fork(2)
+    one, other = both.fork(2)
+    return first.mux_longest(one.concat(other))
+
+
+def is_no_third(number: int) -> bool:
+    return number % 3 > 0
+
+
+async def soon(numbers: list[int]) -> list[int]:
+    return numbers
+
+
+def test_branches_of_branches_that_are_read_one_after_the_other_go_on(monkeypatch):
+    # Places are noted as often as a small part of the time allows, and here at each item.
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
+    monkeypatch.setattr(exchange, "GROUP_SECONDS", 0.0)
+    states = states_at_every_step(loader_from(read_late(numbers().header(8))))
+    (expected,) = resumed(read_late(numbers().header(8)), states[0], 1)
+    assert len(expected) == 15
+    for step, state in enumerate(states[:-1]):
+        (rest,) = resumed(read_late(numbers().header(8)), state, 1)
+        assert rest == expected[step:], step
 
 
 def three_unseeded_epochs() -> tuple[list[list[Any]], list[tuple[int, int, Any]]]:
