@@ -15,8 +15,9 @@ import contextlib
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from enum import IntEnum, IntFlag
@@ -25,6 +26,8 @@ from typing import Any, Protocol
 
 from asyncloader.deadline import time_left
 from asyncloader.errors import RankError, RankTimeout
+from asyncloader.runtime import at_exit, start_thread, uncancellable
+from asyncloader.system import in_forked_child
 
 #: How long a closing rank waits for others that may still answer; and then at most until gloo
 #: has let go, which takes milliseconds unless the machine is very busy.
@@ -175,14 +178,12 @@ class GlooGroup:
         self._timeout = timeout
         #: What the thread is to say, until None.
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._opened: Future[None] = Future()
-        self._ended: Future[None] = Future()
-        # Who stops waiting for these does not undo them.
-        self._opened.set_running_or_notify_cancel()
-        self._ended.set_running_or_notify_cancel()
+        self._opened: Future[None] = uncancellable()
+        self._ended: Future[None] = uncancellable()
         self._group: Any = None
         self._under_way: list[Any] = []
-        threading.Thread(target=self._run, name="asyncloader ranks", daemon=True).start()
+        start_thread(threading.Thread(target=self._run, name="asyncloader ranks", daemon=True))
+        _gloo_groups.add(self)
 
     async def open(self) -> None:
         """Wait until all ranks have opened it; a RankError if they do not."""
@@ -207,14 +208,22 @@ class GlooGroup:
             self._abort()
             await asyncio.wait([ended], timeout=time_left(_ABORT_SECONDS))
 
-    def _abort(self) -> None:
-        """End the exchange that is under way in the thread."""
+    def close_at_exit(self) -> None:
+        """Destroy the group before the interpreter exits, within a bounded time."""
+        self._jobs.put(None)
+        wait([self._ended], _PATIENCE_SECONDS)
+        # Nobody can wake a thread that still opens the group.
+        if not self._ended.done() and self._abort():
+            wait([self._ended], _ABORT_SECONDS)
+
+    def _abort(self) -> bool:
+        """End the exchange that is under way in the thread; False if the group is not open."""
         import torch
         import torch.distributed as dist
 
         group = self._group
         if group is None:
-            return
+            return False
         # Gloo closes all connections of a group when one wait in it took too long; but where a
         # connection is broken already it does not wait.
         for rank in range(self.size):
@@ -222,6 +231,7 @@ class GlooGroup:
                 with contextlib.suppress(Exception):
                     never: Any = dist.irecv(torch.empty(1), rank, group=group, tag=1)
                     never.wait(timedelta(milliseconds=1))
+        return True
 
     def _run(self) -> None:
         self._open_and_answer()
@@ -327,3 +337,20 @@ def _destroy(group: Any) -> None:
     except (ValueError, AssertionError):
         # The user has destroyed all groups already.
         return
+
+
+_gloo_groups: weakref.WeakSet[GlooGroup] = weakref.WeakSet()
+
+
+@at_exit
+def _leave_groups() -> None:
+    # A group has threads of C++ that only its own end joins. If it outlives the interpreter, these
+    # abort the process.
+    for group in list(_gloo_groups):
+        group.close_at_exit()
+
+
+@in_forked_child
+def _forget_groups() -> None:
+    # They are the parent's, whose connections the child must not end.
+    _gloo_groups.clear()

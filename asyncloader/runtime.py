@@ -480,6 +480,7 @@ def _close_loop_threads() -> None:
 def _forget_threads() -> None:
     # Threads do not survive a fork.
     _loop_threads.clear()
+    _closing_threads.clear()
 
 
 # Calls in threads -----------------------------------------------------------------------
@@ -493,6 +494,32 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     )
     start_thread(thread)
     return await asyncio.wrap_future(future)
+
+
+def close_in_thread(work: Coroutine[Any, Any, None]) -> None:
+    """Run what closes something on a loop in a thread of its own, without waiting for it.
+
+    The interpreter does not exit before that is done, so the work must be bounded in time.
+    """
+    thread = threading.Thread(
+        target=asyncio.run, args=(work,), name="asyncloader closing", daemon=True
+    )
+    _closing_threads.add(thread)
+    try:
+        start_thread(thread)
+    except BaseException:
+        _closing_threads.discard(thread)
+        work.close()
+        raise
+
+
+_closing_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@at_exit
+def _wait_for_closing() -> None:
+    for thread in list(_closing_threads):
+        thread.join()
 
 
 class CallThread:

@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -30,7 +31,13 @@ from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.tuner import Tuner
 from asyncloader.places.states import EpochSeeds, EpochStart
-from asyncloader.runtime import LoopThread, at_exit, running_loop, uncancellable
+from asyncloader.runtime import (
+    LoopThread,
+    at_exit,
+    close_in_thread,
+    running_loop,
+    uncancellable,
+)
 from asyncloader.system import in_forked_child
 
 #: The message about a loader that was shut down.
@@ -74,11 +81,10 @@ class Engine:
         self._pid = os.getpid()
         _engines.add(self)
 
-    def __del__(self) -> None:
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         # This may run in the garbage collector of any thread, which must not wait.
-        if self._warn_if_dropped():
-            work = _end_dropped(self._epoch, self.lifecycle, self._thread)
-            threading.Thread(target=asyncio.run, args=(work,), daemon=True).start()
+        if not is_exiting() and self._warn_if_dropped():
+            close_in_thread(_end_dropped(self._epoch, self.lifecycle, self._thread))
 
     def end_at_exit(self) -> None:
         """Close what was never shut down, while the interpreter still can."""

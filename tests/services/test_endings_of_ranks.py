@@ -1,0 +1,62 @@
+"""Ranks that train end as their program says, however they end, and print nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes.scripts import ROOT
+from tests.services.endings_of_ranks import ENDINGS
+
+SCRIPT = "tests.services.endings_of_ranks"
+
+#: How those end that do not end with 0 and print nothing: the exit code, and the last line.
+OTHERWISE = {
+    "raises": (1, "ValueError: the program's own"),
+    "raises_within": (1, "ValueError: the program's own"),
+    "exits": (3, ""),
+    "exits_within": (3, ""),
+    "interrupted": (-signal.SIGINT, "KeyboardInterrupt"),
+    "interrupted_within": (-signal.SIGINT, "KeyboardInterrupt"),
+    "interrupted_while_rank_1_is_missing": (-signal.SIGINT, "KeyboardInterrupt"),
+}
+
+
+def check_endings(kind: str, workers: int, size: int, names: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", SCRIPT, kind, str(workers), str(size), *names],
+        cwd=ROOT,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    endings = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [name for name, _, _ in endings] == names
+    for name, codes, printed in endings:
+        code, last = OTHERWISE.get(name, (0, ""))
+        assert codes == [code] * size, (name, printed)
+        for text in printed:
+            lines = text.splitlines()
+            assert text.count("Traceback") == bool(last), (name, text)
+            assert lines[-1].endswith(last) if last else not lines, (name, text)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_run_whose_loader_was_not_closed_ends_with_0_and_prints_nothing(workers):
+    names = ["local_then_destroyed", "global_then_destroyed"]
+    check_endings("plain", workers, 2, names)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_end_as_their_program_says(kind, size, workers):
+    check_endings(kind, workers, size, list(ENDINGS))
