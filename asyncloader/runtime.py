@@ -269,7 +269,19 @@ def at_exit(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def leave_if_exiting() -> None:
+    """While the interpreter exits, end the present thread silently, unless it is the main one.
+
+    Only daemon threads are left by then, and Python ends them without a word a little later. An
+    error of what has been closed under them would be printed.
+    """
+    if _is_exiting and threading.current_thread() is not threading.main_thread():
+        raise SystemExit
+
+
 def _run_exit_functions() -> None:
+    global _is_exiting
+    _is_exiting = True
     try:
         is_ignored = _ignore_interrupts()
     except KeyboardInterrupt:
@@ -299,6 +311,7 @@ def _ignore_interrupts() -> bool:
 
 
 _exit_functions: list[Callable[[], None]] = []
+_is_exiting = False
 
 
 # Loops in threads -----------------------------------------------------------------------

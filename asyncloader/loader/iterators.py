@@ -24,6 +24,7 @@ from asyncloader.errors import (
 from asyncloader.loader.engine import Engine
 from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SettingsChanged, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
+from asyncloader.runtime import leave_if_exiting
 from asyncloader.system import in_forked_child
 
 T_co = TypeVar("T_co", covariant=True)
@@ -200,6 +201,7 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
                 except SettingsChanged:
                     epoch = self._continue(state)
         except BaseException:
+            leave_if_exiting()
             if state.refusal is not None:
                 raise state.refusal.with_traceback(None) from None
             raise
@@ -289,6 +291,7 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
                     _check_live(state)
                     self._epoch = self._engine.continue_async(state.buffer)
         except (Exception, SystemExit):
+            leave_if_exiting()
             if state.refusal is not None:
                 raise state.refusal.with_traceback(None) from None
             raise

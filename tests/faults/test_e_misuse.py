@@ -247,6 +247,42 @@ def test_e2_loaders_that_are_closed_while_the_interpreter_exits_end_in_silence(t
     assert (done.returncode, done.stderr) == (0, "")
 
 
+IN_DAEMON_THREADS = """
+import asyncio, threading, warnings
+from asyncloader import DataLoader2
+from tests.faults.child import loader_of
+from asyncloader.datapipes.iter import IterableWrapper
+
+warnings.simplefilter("ignore", ResourceWarning)
+numbers = IterableWrapper(range(10**9)).sharding_filter()
+
+def by_for(loader, begun):
+    for _ in loader:
+        begun.set()
+
+async def by_async_for(loader, begun):
+    async for _ in loader:
+        begun.set()
+
+begun = []
+for loader in (loader_of(numbers, 2), DataLoader2(numbers.prefetch(2)), DataLoader2(numbers)):
+    begun.append(threading.Event())
+    threading.Thread(target=by_for, args=(loader, begun[-1]), daemon=True).start()
+for loader in (loader_of(numbers, 1), DataLoader2(numbers.prefetch(2))):
+    begun.append(threading.Event())
+    threading.Thread(
+        target=lambda *args: asyncio.run(by_async_for(*args)), args=(loader, begun[-1]), daemon=True
+    ).start()
+for each in begun:
+    each.wait()
+"""
+
+
+def test_e2_daemon_threads_that_iterate_while_the_interpreter_exits_say_nothing(tmp_path):
+    done = run_script(tmp_path, IN_DAEMON_THREADS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 # E3 -------------------------------------------------------------------------------------
 
 

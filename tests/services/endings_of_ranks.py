@@ -203,6 +203,20 @@ def by_async_for_in_mid_epoch(loader_of: Any, step: Any) -> None:
 
 
 @ending
+def in_a_daemon_thread(loader_of: Any, step: Any) -> None:
+    begun = threading.Event()
+
+    def run() -> None:
+        loader = loader_of()
+        while True:
+            for _ in loader:
+                begun.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    begun.wait()
+
+
+@ending
 def never_iterated(loader_of: Any, step: Any) -> None:
     loader = loader_of()
     dist.destroy_process_group()

@@ -50,7 +50,7 @@ def check_endings(kind: str, workers: int, size: int, names: list[str]) -> None:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_run_whose_loader_was_not_closed_ends_with_0_and_prints_nothing(workers):
-    names = ["local_then_destroyed", "global_then_destroyed"]
+    names = ["local_then_destroyed", "global_then_destroyed", "in_a_daemon_thread"]
     check_endings("plain", workers, 2, names)
 
 
