@@ -204,6 +204,7 @@ def process_for(what: str) -> Iterator[None]:
 
 def start_thread(thread: threading.Thread) -> None:
     """Start a thread; raise ResourceExhausted at the thread limit, and clean up."""
+    _refuse_green_threads()
     if sys.is_finalizing():
         # Later versions of Python say so themselves. In 3.11 the thread never runs.
         raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -217,6 +218,39 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 _NO_THREAD = "can't start new thread"
+
+
+def _refuse_green_threads() -> None:
+    """Raise RuntimeError where a thread would be a coroutine of its maker's thread.
+
+    Our threads wait for the kernel, so such a one would never let its maker continue.
+    """
+    for module, is_patched, parts, patch in _GREEN:
+        patcher = sys.modules.get(module)
+        if patcher is not None and any(map(getattr(patcher, is_patched), parts)):
+            raise RuntimeError(
+                f"{patch}() has replaced the threads that a loader needs by coroutines; leave"
+                f" these out, {patch}({', '.join(f'{part}=False' for part in parts.values())}),"
+                " or use the loader in another process"
+            )
+
+
+#: What tells who has patched what, and the parts that must be as they were: as the library names
+#: them when it is asked, and when it patches.
+_GREEN: tuple[tuple[str, str, dict[str, str], str], ...] = (
+    (
+        "gevent.monkey",
+        "is_module_patched",
+        {"_thread": "thread", **{name: name for name in ("queue", "select", "os", "subprocess")}},
+        "gevent.monkey.patch_all",
+    ),
+    (
+        "eventlet.patcher",
+        "is_monkey_patched",
+        {"thread": "thread", "select": "select"},
+        "eventlet.monkey_patch",
+    ),
+)
 
 
 def require_process() -> None:
