@@ -447,21 +447,35 @@ class DataLoader2(Generic[T_co]):
         return self._buffer
 
     def _latest(self, iterator: Latest) -> Latest:
-        self._invalidate(
-            IteratorInvalidated(
-                "this iterator has been invalidated: its loader was iterated again, and only"
-                " the latest iterator of a loader is live"
+        if (former := self._former_iterator()) is not None:
+            # A program may begin an epoch before it has seen the end of the one before (Ignite).
+            former.supersede(
+                IteratorInvalidated(
+                    "this iterator has been invalidated: its loader was iterated again, and only"
+                    " the latest iterator of a loader is live"
+                ),
+                self._is_whole,
             )
-        )
         self._live_iterator = weakref.ref(iterator)
         if self._engine.refusal is not None:
             iterator.invalidate(self._engine.refusal)
         return iterator
 
+    def _is_whole(self, count: int | None) -> bool:
+        """Whether so many items are an epoch, as far as the graph knows its length."""
+        if count is None:
+            return False
+        try:
+            return count == len(self)
+        except Exception:  # noqa: BLE001 - a user's __len__ ran, and nobody asked for the length
+            return False
+
     def _invalidate(self, reason: BaseException) -> None:
-        iterator = None if self._live_iterator is None else self._live_iterator()
-        if iterator is not None:
+        if (iterator := self._former_iterator()) is not None:
             iterator.invalidate(reason)
+
+    def _former_iterator(self) -> DataLoader2Iterator[T_co] | None:
+        return None if self._live_iterator is None else self._live_iterator()
 
 
 def _iter_pipe(datapipe: Any) -> Any:

@@ -137,6 +137,12 @@ class Engine:
         seed = start.seed if adopted is None else adopted
         return self._seeds, replace(start, seed=seed, position=position, cursors=cursors)
 
+    def position(self, buffer: ItemBuffer) -> int | None:
+        """Return how many items of its epoch were yielded, if ``buffer`` is of the present one."""
+        if self._start is None or buffer is not self._buffer:
+            return None
+        return self._start.position + buffer.passed - self._start.before
+
     def begin_async(self, buffer: ItemBuffer) -> AsyncEpoch:
         """Begin an epoch on the running loop; the one before has ended."""
         return self._begun_async(self._next_start(buffer), buffer)

@@ -77,6 +77,7 @@ class DataLoader2Iterator(Generic[T_co]):
 
     #: The iterator's epoch, once it has begun.
     _epoch: Epoch | None
+    _ends_with: type[Exception]
 
     def __init__(self, engine: Engine, buffer: ItemBuffer) -> None:
         self._engine = engine
@@ -111,6 +112,15 @@ class DataLoader2Iterator(Generic[T_co]):
         if self._state.refusal is None:
             self._state.refusal = reason
             self._state.buffer.shut()
+
+    def supersede(self, reason: BaseException, has_yielded: Callable[[int | None], bool]) -> None:
+        """Make every later next raise ``reason``, or end if everything was yielded before.
+
+        ``has_yielded`` says whether so many items are a whole epoch.
+        """
+        buffer = self._state.buffer
+        is_at_end = buffer.is_over() or has_yielded(self._engine.position(buffer))
+        self.invalidate(self._ends_with() if is_at_end else reason)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
@@ -166,6 +176,7 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
     """Iterates a loader with ``for``, in one thread at a time."""
 
     _epoch: DirectEpoch | SyncEpoch | None
+    _ends_with = StopIteration
 
     def __iter__(self) -> SyncIterator[T_co]:
         return self
@@ -233,6 +244,7 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
     """Iterates a loader with ``async for``, in one task at a time of one loop."""
 
     _epoch: AsyncEpoch | None
+    _ends_with = StopAsyncIteration
 
     def __aiter__(self) -> AsyncIterator[T_co]:
         return self

@@ -381,3 +381,18 @@ def test_ignites_checkpoint_resumes_a_run_in_the_middle_of_its_second_epoch(
         assert trained(loader, True, False)[0] == seen[:stop]
     with new_loader(workers) as loader:
         assert trained(loader, False, True) == (seen[stop:], weights)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ignite_evaluates_the_training_loader_between_two_epochs(workers: int) -> None:
+    ignite = pytest.importorskip("ignite.engine", reason="needs pytorch-ignite")
+    trained: list[float] = []
+    evaluated: list[float] = []
+    trainer = ignite.Engine(lambda _, batch: trained.extend(batch["x"].flatten().tolist()))
+    evaluator = ignite.Engine(lambda _, batch: evaluated.extend(batch["x"].flatten().tolist()))
+    with new_loader(workers) as loader:
+        trainer.add_event_handler(ignite.Events.EPOCH_COMPLETED, lambda _: evaluator.run(loader))
+        trainer.run(loader, max_epochs=3)
+    points = [round(number / COUNT, 5) for number in range(COUNT)]
+    assert sorted(round(x, 5) for x in trained) == sorted(points * 3)
+    assert sorted(round(x, 5) for x in evaluated) == sorted(points * 3)

@@ -182,6 +182,44 @@ def test_a_new_sync_iterator_invalidates_the_older():
         assert next(newer) == 0
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("resumed_at", [0, 5])
+async def test_an_iterator_that_yielded_everything_has_ended_for_whoever_comes_after(
+    workers, resumed_at
+):
+    def loader() -> DataLoader2[int]:
+        return DataLoader2.from_dataset(range(12), num_workers=workers)
+
+    async with loader() as first:
+        items = aiter(first)
+        for _ in range(resumed_at):
+            await anext(items)
+        state = first.state_dict()
+    async with loader() as resumed:
+        resumed.load_state_dict(state)
+        older = aiter(resumed)
+        for _ in range(resumed_at, 12):
+            await anext(older)
+        assert len([item async for item in resumed]) == 12
+        for _ in range(2):
+            with pytest.raises(StopAsyncIteration):
+                await anext(older)
+
+
+def test_an_iterator_at_its_end_has_ended_also_where_the_length_is_known_or_not():
+    for graph in (numbers(4), numbers(8).filter(lambda number: number < 4)):
+        with DataLoader2(graph) as loader:
+            older = iter(loader)
+            assert len(list(older)) == 4
+            next(iter(loader))
+            assert next(older, "end") == "end"
+    with DataLoader2(numbers(4)) as loader:
+        older = iter(loader)
+        assert [next(older) for _ in range(4)] == [0, 1, 2, 3]
+        next(iter(loader))
+        assert next(older, "end") == "end"
+
+
 def test_length_is_that_of_the_graph_or_a_type_error():
     assert len(DataLoader2(numbers(10).batch(3))) == 4
     with pytest.raises(TypeError):
