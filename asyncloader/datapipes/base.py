@@ -114,7 +114,10 @@ def _method_signature(pipe_class: type) -> inspect.Signature:
     if others and others[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         del others[0]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return signature.replace(parameters=[itself, *others])
+    # A class whose constructor makes several pipes says so; others say None, of __init__.
+    makes_itself = signature.return_annotation in (None, "None", inspect.Signature.empty)
+    returned = pipe_class.__name__ if makes_itself else signature.return_annotation
+    return signature.replace(parameters=[itself, *others], return_annotation=returned)
 
 
 def _identity(pipe_class: type | None) -> tuple[str, str] | None:
