@@ -52,6 +52,7 @@ class Collation:
         import torch
         from torch.utils.data._utils import collate
 
+        _check_is_batch(batch)
         kinds = collate.default_collate_fn_map
         if kinds.get(torch.Tensor) not in (collate.collate_tensor_fn, _in_own_memory):
             # The user registered another way to collate tensors.
@@ -68,6 +69,16 @@ class Collation:
         shape = (len(batch), *batch[0].shape)
         out = torch.frombuffer(memory, dtype=batch[0].dtype).view(shape)
         return torch.stack(list(batch), out=out)
+
+
+def _check_is_batch(batch: Any) -> None:
+    try:
+        batch[0]
+    except (TypeError, KeyError) as error:
+        raise TypeError(
+            f"collate() makes tensors of batches, got a single item of type {type(batch).__name__};"
+            " put .batch(batch_size) before it, or turn single items into tensors by .map(fn)"
+        ) from error
 
 
 def collate_in_own_memory() -> None:
@@ -208,7 +219,8 @@ class Collator(Mapper[T]):
     """Yield each batch made into tensors, or into what ``collate_fn`` makes of it.
 
     The default is torch's ``default_collate``, with which torch is imported when
-    the first batch is there. ``conversion`` is another name for ``collate_fn``,
+    the first batch is there; it takes lists of items, so ``batch`` comes before it.
+    ``conversion`` is another name for ``collate_fn``,
     which wins where both are given. ``on_error`` and ``max_errors`` are those of
     ``map``, for batches that cannot be collated.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -184,3 +185,20 @@ def test_copies_make_what_they_make_by_themselves():
         list(copied)
         list(pipe)
         assert len(memory.given) == 1
+
+
+@pytest.mark.parametrize("item", [7, {"x": 1}, None, {3, 4}])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_collate_of_single_items_says_to_batch_them(item: Any, is_async: bool) -> None:
+    pipe = IterableWrapper([item]).collate()
+    says = rf"got a single item of type {type(item).__name__}; put \.batch\(batch_size\) before it"
+    with pytest.raises(TypeError, match=says):
+        _ = [each async for each in pipe] if is_async else list(pipe)
+    with pytest.raises(TypeError, match=says):
+        list(IterableWrapper([item]).collate(default_collate))
+
+
+def test_collate_takes_whatever_torch_takes_as_a_batch() -> None:
+    for batch in ([1, 2], (1, 2), np.array([1, 2]), deque([1, 2])):
+        (ours,) = IterableWrapper([batch]).collate()
+        assert torch.equal(ours, default_collate(batch))
