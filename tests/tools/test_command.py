@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +14,7 @@ from asyncloader.tools.command import TargetError, load_target, main
 from tests.tools import graphs
 
 MODULE = "tests.tools.graphs"
+REFERENCE = Path(__file__).parents[2] / "docs/reference.md"
 
 
 @pytest.mark.parametrize("name", ["pipe", "new_pipe", "dealt", "looked_up", "Holder.pipe"])
@@ -189,3 +192,11 @@ def test_a_file_that_says_no_format_is_not_written(tmp_path, capsys):
     assert main(["graph", PIPE, "-o", str(tmp_path / "graph")]) == 0
     assert (tmp_path / "graph.SVG").read_text() == file.read_text()
     assert (tmp_path / "graph").read_text().startswith("IterableWrapper()")
+
+
+def test_the_reference_lists_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = re.search(r"\{([\w,]+)\}", capsys.readouterr().out)[1].split(",")
+    listed = re.findall(r"^\| `python -m asyncloader (\w+)", REFERENCE.read_text("utf-8"), re.M)
+    assert listed == commands
