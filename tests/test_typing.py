@@ -56,6 +56,21 @@ async def main() -> None:
         assert_type(batch, list[str])
 
 
+def padded(rows: list[int]) -> tuple[int, ...]:
+    return tuple(rows)
+
+
+of_data = DataLoader2.from_dataset(Squares(), 4, True, collate_fn=padded, num_workers="auto")
+assert_type(of_data, DataLoader2[tuple[int, ...]])
+for row in of_data:
+    assert_type(row, tuple[int, ...])
+single = DataLoader2.from_dataset(Squares(), batch_size=None, collate_fn=decode, seed=1)
+assert_type(single, DataLoader2[str])
+assert_type(DataLoader2.from_dataset(Squares(), batch_size=4), DataLoader2[Any])
+assert_type(DataLoader2.from_dataset(Squares(), 4, collate_fn=None), DataLoader2[Any])
+DataLoader2.from_dataset(Squares(), 4, None, None, None, 0, padded)
+DataLoader2.from_dataset(Squares(), collate_fn=padded, batchsize=4)  # type: ignore[call-overload]
+
 numbers = IterableWrapper([1, 2])
 pairs = numbers.enumerate()
 prices = SequenceWrapper([1.0])

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from asyncloader.loader.page.watch import Watch
 
 T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
 
 
@@ -135,6 +136,61 @@ class DataLoader2(Generic[T_co]):
         loader: DataLoader2[Any] = cls(datapipe, None, reading_service)
         loader.load_state_dict(state)
         return loader
+
+    @overload
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        batch_size: int | None = ...,
+        shuffle: bool | None = ...,
+        sampler: Iterable[Any] | None = ...,
+        batch_sampler: Iterable[Any] | None = ...,
+        num_workers: int | Literal["auto"] = ...,
+        *,
+        collate_fn: Callable[[Any], U],
+        pin_memory: bool = ...,
+        drop_last: bool = ...,
+        timeout: float = ...,
+        worker_init_fn: Callable[[int], Any] | None = ...,
+        multiprocessing_context: Any = ...,
+        generator: Any = ...,
+        prefetch_factor: int | None = ...,
+        persistent_workers: bool = ...,
+        pin_memory_device: str = ...,
+        in_order: bool = ...,
+        seed: int | None = ...,
+        distributed: bool = ...,
+        on_worker_death: Literal["raise", "restart"] = ...,
+    ) -> DataLoader2[U]: ...
+
+    # What torch's default_collate makes of items has no type that can be told from theirs.
+    @overload
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        batch_size: int | None = ...,
+        shuffle: bool | None = ...,
+        sampler: Iterable[Any] | None = ...,
+        batch_sampler: Iterable[Any] | None = ...,
+        num_workers: int | Literal["auto"] = ...,
+        collate_fn: Callable[[Any], Any] | None = ...,
+        pin_memory: bool = ...,
+        drop_last: bool = ...,
+        timeout: float = ...,
+        worker_init_fn: Callable[[int], Any] | None = ...,
+        multiprocessing_context: Any = ...,
+        generator: Any = ...,
+        *,
+        prefetch_factor: int | None = ...,
+        persistent_workers: bool = ...,
+        pin_memory_device: str = ...,
+        in_order: bool = ...,
+        seed: int | None = ...,
+        distributed: bool = ...,
+        on_worker_death: Literal["raise", "restart"] = ...,
+    ) -> DataLoader2[Any]: ...
 
     @classmethod
     def from_dataset(
