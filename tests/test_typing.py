@@ -60,6 +60,7 @@ def padded(rows: list[int]) -> tuple[int, ...]:
     return tuple(rows)
 
 
+assert_type(DataLoader2(pipe, seed=1), DataLoader2[list[str]])
 of_data = DataLoader2.from_dataset(Squares(), 4, True, collate_fn=padded, num_workers="auto")
 assert_type(of_data, DataLoader2[tuple[int, ...]])
 for row in of_data:

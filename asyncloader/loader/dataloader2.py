@@ -74,7 +74,7 @@ class DataLoader2(Generic[T_co]):
     The graph and the service are copied (the data inside the pipes is not), so both can be
     used again elsewhere. Adapters are applied once, here. Nothing starts before the first
     item is asked for, ``await loader.start()``, or ``with`` or ``async with``, which also shut
-    the loader down at the end.
+    the loader down at the end. ``seed=1`` is the same as ``loader.seed(1)`` at once.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> with DataLoader2(IterableWrapper(range(4)).batch(2)) as loader:
@@ -88,6 +88,8 @@ class DataLoader2(Generic[T_co]):
         datapipe: IterDataPipe[T_co] | MapDataPipe[T_co],
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
+        *,
+        seed: int | None = None,
     ) -> None: ...
 
     # One of torch's pipes, or None if load_state_dict will bring the graph.
@@ -97,6 +99,8 @@ class DataLoader2(Generic[T_co]):
         datapipe: Any,
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
+        *,
+        seed: int | None = None,
     ) -> None: ...
 
     @_leading_to_from_dataset
@@ -105,6 +109,8 @@ class DataLoader2(Generic[T_co]):
         datapipe: Any,
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
+        *,
+        seed: int | None = None,
     ) -> None:
         self.reading_service = _own_service(reading_service)
         self._buffer = ItemBuffer()
@@ -119,6 +125,8 @@ class DataLoader2(Generic[T_co]):
         _check_adapters(datapipe_adapter_fn)
         if datapipe is not None:
             self._use_graph(adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn))
+        if seed is not None:
+            self.seed(seed)
 
     @classmethod
     def from_state(

@@ -118,6 +118,16 @@ async def test_equal_seeds_give_equal_sequences_of_epochs_in_both_forms(service)
         assert [item async for item in loader] == first
 
 
+async def test_a_seed_for_the_constructor_is_that_of_the_method():
+    later = DataLoader2(shuffled())
+    later.seed(7)
+    async with later, DataLoader2(shuffled(), seed=7) as loader:
+        for _ in range(2):
+            assert [item async for item in loader] == [item async for item in later]
+    with pytest.raises(ValueError, match="seed must be an integer from 0"):
+        DataLoader2(numbers(), seed=-1)
+
+
 async def test_what_blocks_the_loop_is_told_at_its_own_line():
     blocks = "this `with` blocks .* use `async with`"
     with pytest.warns(RuntimeWarning, match=blocks) as told, DataLoader2(numbers()) as loader:
@@ -249,7 +259,7 @@ def test_another_argument_is_pythons_own_error():
     with pytest.raises(TypeError, match="unexpected keyword argument 'reading_servce'"):
         DataLoader2(IterableWrapper(range(3)), **wrong)
     parameters = inspect.signature(DataLoader2).parameters
-    assert list(parameters) == ["datapipe", "datapipe_adapter_fn", "reading_service"]
+    assert list(parameters) == ["datapipe", "datapipe_adapter_fn", "reading_service", "seed"]
 
 
 def test_the_class_of_a_pipe_is_told_from_a_pipe():
