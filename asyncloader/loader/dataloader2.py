@@ -122,6 +122,7 @@ class DataLoader2(Generic[T_co]):
         self._outlined: tuple[Any, int, Outline] = (None, 0, NO_GRAPH)
         self._engine = Engine(Lifecycle(self.reading_service))
         self._loaded: dict[str, Any] | None = None
+        self._state_has_graph = True
         _check_adapters(datapipe_adapter_fn)
         if datapipe is not None:
             self._use_graph(adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn))
@@ -257,6 +258,7 @@ class DataLoader2(Generic[T_co]):
             on_worker_death=on_worker_death,
         )
         loader: DataLoader2[Any] = cls(recipe.graph(), None, recipe.service())
+        loader._state_has_graph = False
         if (first := recipe.first_seed()) is not None:
             loader.seed(first)
         return loader
@@ -340,7 +342,7 @@ class DataLoader2(Generic[T_co]):
         self._buffer.resume()
         self._engine.lifecycle.resume()
 
-    def state_dict(self, *, include_datapipe: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, include_datapipe: bool | None = None) -> dict[str, Any]:
         """Return the loader's place as plain data, at any moment and without waiting.
 
         A loader that loads it yields exactly the items that this loader would have yielded
@@ -349,7 +351,10 @@ class DataLoader2(Generic[T_co]):
         ``filter`` or ``flatmap``, say), items are lost or come twice; do that in your loop,
         behind the loader. Only items that were yielded count, not those that were prefetched. Without
         ``include_datapipe`` the graph is left out, and the state is small and can be JSON.
+        That is the default for a loader of ``from_dataset``, whose graph holds the data set.
         """
+        if include_datapipe is None:
+            include_datapipe = self._state_has_graph
         if self._loaded is not None and not self._engine.epochs:
             return copy.deepcopy(self._loaded if include_datapipe else without_graph(self._loaded))
         self._check_has_graph()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch.utils.data import (
 
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.errors import SnapshotError
 
 COUNT = 20
 
@@ -258,3 +261,33 @@ class KeyedOnly:
 
     def __getitem__(self, number: int) -> int:
         return number
+
+
+class Open(Squares):
+    """Holds what cannot be pickled, and much that no state needs."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.images = torch.zeros(1_000_000)
+
+
+def test_a_state_leaves_the_data_set_out_unless_it_is_asked_for() -> None:
+    def taken(data: Any, **asked: Any) -> dict[str, Any]:
+        with DataLoader2.from_dataset(data, batch_size=4) as loader:
+            next(iter(loader))
+            return loader.state_dict(**asked)
+
+    state = taken(Open())
+    assert state["serialized_datapipe"] is None
+    assert len(json.dumps(state)) < 5_000
+    with DataLoader2.from_dataset(Open(), batch_size=4) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert len(list(loader)) == COUNT // 4 - 1
+    asked = taken(Squares(), include_datapipe=True)
+    with DataLoader2.from_state(asked) as loader:
+        assert len(list(loader)) == COUNT // 4 - 1
+    with pytest.raises(SnapshotError, match=r"cannot be pickled .*include_datapipe=False"):
+        taken(Open(), include_datapipe=True)
+    with DataLoader2(IterableWrapper(range(3))) as loader:
+        assert loader.state_dict()["serialized_datapipe"] is not None
