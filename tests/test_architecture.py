@@ -25,7 +25,8 @@ LAYERS = [
     {"places"},
     {"graph"},
     {"datapipes", "transport"},
-    {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info", "tuning", "machine"},
+    {"ranks"},
+    {"seeds", "runtime", "memory", "main_script", "worker_info", "tuning", "machine"},
     {"system"},
     {"errors", "deadline", "shield", "waiting", "safe_error_text"},
 ]

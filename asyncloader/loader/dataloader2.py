@@ -349,9 +349,10 @@ class DataLoader2(Generic[T_co]):
         next, if the functions of the graph repeat: called again with the same item, they have
         to give the same result. Where one that does not decides how many items there are (in
         ``filter`` or ``flatmap``, say), items are lost or come twice; do that in your loop,
-        behind the loader. Only items that were yielded count, not those that were prefetched. Without
-        ``include_datapipe`` the graph is left out, and the state is small and can be JSON.
-        That is the default for a loader of ``from_dataset``, whose graph holds the data set.
+        behind the loader. Only items that were yielded count, not those that were prefetched.
+        Without ``include_datapipe`` the graph is left out, and the state is small and can be
+        JSON. That is the default for a loader of ``from_dataset``, whose graph holds the data
+        set.
         """
         if include_datapipe is None:
             include_datapipe = self._state_has_graph
