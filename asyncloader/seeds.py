@@ -90,6 +90,8 @@ class SeedGenerator:
         self.seed(seed)
         #: Whether it was given its seed, and did not draw one.
         self.is_chosen = seed is not None
+        #: The number of the epoch that it is for.
+        self.epoch = 0
         #: After how many items on every rank the epoch resumes; None for a new epoch.
         self.resumed_after: int | None = None
         #: The number of workers when the state was taken, if it or the number of ranks differs
@@ -143,6 +145,7 @@ class SeedGenerator:
         clone = SeedGenerator.__new__(SeedGenerator)
         clone._shared, clone._worker = self._shared, self._worker
         clone.is_chosen, clone.adopted = self.is_chosen, self.adopted
+        clone.epoch = self.epoch
         clone.resumed_after, clone.taken_with = self.resumed_after, self.taken_with
         clone.taken_in_order = self.taken_in_order
         return clone

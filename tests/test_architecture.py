@@ -56,6 +56,7 @@ ROOMS = [
     {"base", "columns", "one_to_one", "tolerance", "tracebacks"},
     {"call", "run"},
     {"bridge"},
+    {"orders"},
     {"in_flight", "run_place"},
     {"exchange", "unordered"},
     {"arguments", "cursor_forms", "cursor_history", "devices", "watch"},

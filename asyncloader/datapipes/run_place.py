@@ -13,13 +13,14 @@ import contextvars
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from asyncloader.datapipes.cursors import close_items, groups_of
-from asyncloader.datapipes.exchange import Exchange
+from asyncloader.datapipes.exchange import Exchange, Waiter
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.watch.frames import present_frames
 from asyncloader.datapipes.watch.watching import NOT_WATCHED, Watching
@@ -67,9 +68,16 @@ class Home:
     """
 
     def __init__(
-        self, where: asyncio.AbstractEventLoop | LoopThread, watching: Watching = NOT_WATCHED
+        self,
+        where: asyncio.AbstractEventLoop | LoopThread,
+        watching: Watching = NOT_WATCHED,
+        consumer: Waiter | None = None,
     ) -> None:
         self._where = where
+        # Who waits for the items, and calls ``do_asked`` meanwhile; None if nobody does.
+        self._consumer = consumer
+        # What threads have asked it to do.
+        self._asked: deque[Callable[[], None]] = deque()
         #: Measures the threads' time.
         self.watching = watching
         self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
@@ -95,6 +103,27 @@ class Home:
         giver = TaskGiver(self, run, exchange)
         self._givers.add(giver)
         return giver
+
+    def at_consumer(self, work: Callable[[], T]) -> T:
+        """Call a function in the consumer's thread, from another one that may wait for it."""
+        if self._consumer is None:
+            return work()
+        making: Making[T] = Making()
+        waiter = present_waiter()
+
+        def do() -> None:
+            making.run(work)
+            waiter.wake()
+
+        self._asked.append(do)
+        self._consumer.wake()
+        waiter.until(lambda: making.is_done)
+        return making.outcome()
+
+    def do_asked(self) -> None:
+        """Do what threads have asked for, in the consumer's thread."""
+        while self._asked:
+            self._asked.popleft()()
 
     def forget(self, giver: ThreadGiver[Any] | TaskGiver[Any]) -> None:
         """Drop a giver that is closed."""
@@ -396,6 +425,16 @@ def warn_left_behind(thread: threading.Thread, seconds: float) -> None:
         ResourceWarning,
         stacklevel=3,
     )
+
+
+def at_consumer(work: Callable[[], T]) -> T:
+    """Call a function in the thread that takes the loader's items, while that waits for one.
+
+    So nothing else of that thread runs meanwhile. Where the present thread takes them itself, or
+    sends them away, as in a worker, the function is called here.
+    """
+    place = PLACE.get()
+    return work() if place is None or place[1] is None else place[0].at_consumer(work)
 
 
 class Making(Generic[T]):

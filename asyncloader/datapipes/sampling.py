@@ -1,16 +1,13 @@
 """Items in the order of a sampler.
 
 This file is about ``SampledItems``, for the samplers and batch samplers that torch's DataLoader
-takes. Most draw random numbers from the process's global generators; here these are seeded for the
-sampler alone, so that each worker draws the same keys, and a resumed pass draws them again.
+takes. Its seed gives their ``Order``, so that each worker draws the same keys, and a resumed pass
+draws them again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import random
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
@@ -20,14 +17,12 @@ from asyncloader.datapipes.converting import LookupPass
 from asyncloader.datapipes.cursor_forms import SEED, Form, fields
 from asyncloader.datapipes.cursors import Cursor, Cursors, cursor_of
 from asyncloader.datapipes.lookups import items_under
+from asyncloader.datapipes.orders import Order
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.run import Run, Stride
 from asyncloader.datapipes.sources import keyed_source
 
 T = TypeVar("T")
-
-#: Setting the generators' states takes as long as drawing a hundred keys.
-_KEYS_TOGETHER = 1024
 
 
 class SampledItems(Seeded, IterDataPipe[T]):
@@ -44,9 +39,15 @@ class SampledItems(Seeded, IterDataPipe[T]):
         self.dataset = keyed_source(dataset)
         self.sampler = sampler
         self.in_batches = in_batches
+        #: The number of the epoch that the next pass is in, for samplers that ask for it.
+        self.epoch = 0
 
     def __len__(self) -> int:
         return len(self.sampler)
+
+    def order(self, seed: int) -> Iterator[Any]:
+        """Return the keys of the present epoch, in the order that a seed gives."""
+        return iter(Order(self.sampler, seed, epoch=self.epoch, dataset=self.dataset))
 
     def new_pass(self, run: Run[Any]) -> SampledPass[T]:
         return SampledPass(run, self.sampler, seed=self.next_seed())
@@ -89,7 +90,7 @@ class SampledPass(LookupPass[T]):
             del items
 
     def _keys_left(self) -> Iterator[Any]:
-        keys = drawn(self.keys, self.seed)
+        keys = self.pipe.order(self.seed)
         if self.share is None:
             return islice(keys, self.yielded, None)
         start, step, width = self.share
@@ -101,73 +102,3 @@ class SampledPass(LookupPass[T]):
             self.seed = cursor["seed"]
             self.pipe.follow_seed(self.seed)
         return super().resume_at(position, cursor, cursors)
-
-
-def drawn(sampler: Iterable[Any], seed: int) -> Iterator[Any]:
-    """Yield a sampler's keys, drawn with random generators that are seeded for it."""
-    _seed_own(sampler, seed)
-    states: list[Any] = []
-    with _seeded(seed, states):
-        keys = iter(sampler)
-    while True:
-        with _seeded(seed, states):
-            some = list(islice(keys, _KEYS_TOGETHER))
-        yield from some
-        if len(some) < _KEYS_TOGETHER:
-            return
-
-
-def _seed_own(sampler: Any, seed: int) -> None:
-    """Seed the generators that a sampler, or the sampler inside it, was made with."""
-    import torch
-
-    while sampler is not None:
-        generator = getattr(sampler, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(seed)
-        sampler = getattr(sampler, "sampler", None)
-
-
-@contextlib.contextmanager
-def _seeded(seed: int, inside: list[Any]) -> Iterator[None]:
-    """Let the global generators of the process be in states of their own.
-
-    These are kept in ``inside``, which is empty the first time: then they are seeded.
-    """
-    outside = _states()
-    if inside:
-        _set_states(inside)
-    else:
-        _seed_all(seed)
-    try:
-        yield
-    finally:
-        inside[:] = _states()
-        _set_states(outside)
-
-
-def _states() -> list[Any]:
-    import torch
-
-    numpy_random = sys.modules.get("numpy.random")
-    of_numpy = None if numpy_random is None else numpy_random.get_state()
-    return [random.getstate(), torch.get_rng_state(), of_numpy]
-
-
-def _set_states(states: list[Any]) -> None:
-    import torch
-
-    of_random, of_torch, of_numpy = states
-    random.setstate(of_random)
-    torch.set_rng_state(of_torch)
-    if of_numpy is not None:
-        sys.modules["numpy.random"].set_state(of_numpy)
-
-
-def _seed_all(seed: int) -> None:
-    import torch
-
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    if numpy_random := sys.modules.get("numpy.random"):
-        numpy_random.seed(seed >> 32)

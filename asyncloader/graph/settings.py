@@ -22,6 +22,7 @@ from asyncloader.datapipes.edges import (
     is_shuffler,
 )
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.seeds import SeedGenerator
@@ -180,6 +181,13 @@ def set_graph_random_seed(datapipe: Any, seed_generator: SeedGenerator) -> Any:
     set_datapipes_seed(shared, seed_generator, distributed_shared=True)
     set_datapipes_seed(own, seed_generator, distributed_shared=False)
     return datapipe
+
+
+def tell_epoch(pipes: Iterable[Any], number: int) -> None:
+    """Tell the pipes whose samplers ask for it which of a loader's epochs begins."""
+    for pipe in pipes:
+        if isinstance(pipe, SampledItems):
+            pipe.epoch = number
 
 
 def seed_newcomers(datapipe: Any, known: Iterable[Any], seed_generator: SeedGenerator) -> None:

@@ -231,8 +231,9 @@ class DataLoader2(Generic[T_co]):
         The parameters are torch's, and ``loader.datapipe`` is the graph that they make.
         ``num_workers="auto"`` measures how many workers are best. Workers
         stay alive between epochs, whatever ``persistent_workers`` says. An iterable data set takes
-        each worker's share itself, by ``get_worker_info``. Random samplers draw from the loader's
-        seed, also those with a generator of their own, so that they resume. ``seed`` is that of
+        each worker's share itself, by ``get_worker_info``. A sampler is copied for each epoch and
+        draws from the loader's seed, whatever generators it holds, so that it resumes; a
+        ``set_epoch`` of it is called. ``seed`` is that of
         the loader; otherwise it is drawn from ``generator``, if there is one. ``distributed``
         divides the batches among the ranks of a torch.distributed run.
         """

@@ -125,7 +125,7 @@ class LoopEpoch(Epoch):
         self._buffer = buffer
         self._loop = loop
         self._consumer = consumer
-        self._home = Home(loop, watching)
+        self._home = Home(loop, watching, consumer)
         self._context = run_at(self._home)
         # The GPU that is current in the consumer's thread, where that is not the loop's.
         self._current_device: int | None = None
@@ -197,6 +197,7 @@ class LoopEpoch(Epoch):
         Raises SettingsChanged, and the epoch's error each time.
         """
         buffer, items = self._buffer, self._items
+        self._home.do_asked()
         # Read before the look for items, as the last of them come before the end.
         is_over = self.is_over
         # An interrupt may have come before items that were taken were let in.

@@ -105,9 +105,9 @@ class DataSetSettings:
         ):
             yield is_given and self.num_workers == 0, f"{name} goes with num_workers > 0"
         yield (
-            any(hasattr(each, "set_epoch") for each in (self.sampler, self.batch_sampler)),
-            "a sampler that divides among ranks (it has set_epoch) is not needed: pass"
-            " distributed=True, with shuffle=True to shuffle",
+            any(map(_divides_among_ranks, (self.sampler, self.batch_sampler))),
+            "a sampler that divides among ranks is not needed: pass distributed=True, with"
+            " shuffle=True to shuffle",
         )
 
     @property
@@ -191,6 +191,11 @@ class TorchsWorkers(MultiProcessingReadingService):
 
     def graph_changer(self) -> str:
         return ""
+
+
+def _divides_among_ranks(sampler: Any) -> bool:
+    counts = ("num_replicas", "world_size")
+    return hasattr(sampler, "set_epoch") and any(hasattr(sampler, name) for name in counts)
 
 
 def _call_with_number(function: Callable[[int], Any], pipe: Any, info: WorkerInfo) -> Any:

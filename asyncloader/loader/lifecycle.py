@@ -24,7 +24,7 @@ from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.cut import branches_left_behind
 from asyncloader.graph.fingerprint import fingerprint
-from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
+from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed, tell_epoch
 from asyncloader.graph.walk import pipes_of
 from asyncloader.places.states import EpochStart
 from asyncloader.runtime import begin_closing, released, uncancellable
@@ -298,6 +298,7 @@ class Lifecycle:
         if pipes:
             if draws:
                 set_graph_random_seed(self.adapted, seed_generator)
+                tell_epoch(pipes, seed_generator.epoch)
             self._service.seed_rest()
         prepared = self.adapted
         if reset is not unchanged:

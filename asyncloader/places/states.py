@@ -351,6 +351,8 @@ def _start_for(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> EpochSt
         own.epoch_seed,
         place.items,
         place.cursors,
+        # A state names the epoch that follows.
+        epoch=max(own.epoch - 1, 0),
         is_resumed=True,
         ahead=place.ahead,
         taken_with=own.workers if has_others else None,
@@ -438,7 +440,7 @@ class EpochSeeds:
             seed = first if self.epoch == 0 else SeedStream(first, _EPOCHS_AT + self.epoch).draw()
         is_chosen = self.seed is not None
         after = replace(self, epoch=self.epoch + 1, drawn=None if is_chosen else first)
-        return EpochStart(seed, is_chosen=is_chosen), after
+        return EpochStart(seed, is_chosen=is_chosen, epoch=self.epoch), after
 
 
 @dataclass(frozen=True)
@@ -453,6 +455,8 @@ class EpochStart:
     cursors: Cursors = field(default_factory=dict)
     #: Whether the user gave the seed from which this one comes.
     is_chosen: bool = False
+    #: The number of the epoch.
+    epoch: int = 0
     #: Whether the epoch comes from a state.
     is_resumed: bool = False
     #: How many more items this rank had yielded than the rank with the fewest.
@@ -473,7 +477,7 @@ class EpochStart:
     def generator(self) -> SeedGenerator:
         """Return the seed generator of the epoch, for its services and pipes."""
         generator = SeedGenerator(self.seed)
-        generator.is_chosen = self.is_chosen
+        generator.is_chosen, generator.epoch = self.is_chosen, self.epoch
         generator.resumed_after = self.position - self.ahead if self.is_resumed else None
         generator.taken_with = self.taken_with
         generator.taken_in_order = self.taken_in_order

@@ -18,7 +18,7 @@ from asyncloader.datapipes.replaying import keeps_positions, needs_replay
 from asyncloader.datapipes.run import Run, RunTree, is_ours
 from asyncloader.datapipes.splitting import Branch
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.settings import PartSeeds, seed_newcomers
+from asyncloader.graph.settings import PartSeeds, seed_newcomers, tell_epoch
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import dumps_code, loads_code
@@ -97,6 +97,7 @@ class GraphPart:
                 self._pipes = PartPipes(pipes)
                 self._seeds.find(self.end)
         self._seeds.give(shared_seeds, generator)
+        tell_epoch(self._pipes, generator.epoch)
 
     def prepared(self, tree: RunTree) -> PreparedPart:
         """Return what is iterated if there is nothing to reset; seed it first."""

@@ -101,6 +101,36 @@ def from_a_dataset(workers: int) -> Any:
 
 
 @scene
+def from_a_sampler(workers: int) -> Any:
+    settings: dict[str, Any] = {"batch_size": 2, "distributed": True, "seed": 5}
+    data, sampler = range(COUNT), Drawing()
+    with DataLoader2.from_dataset(data, sampler=sampler, num_workers=workers, **settings) as loader:
+        epochs = [[batch.tolist() for batch in loader]]
+        batches = iter(loader)
+        epochs.append([next(batches).tolist() for _ in range(2)])
+        state = loader.state_dict()
+    with DataLoader2.from_dataset(data, sampler=sampler, num_workers=workers, **settings) as loader:
+        loader.load_state_dict(state)
+        epochs[1] += [batch.tolist() for batch in loader]
+    return epochs
+
+
+class Drawing:
+    """A sampler that draws from a generator of its own and from a global one."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random(rank())
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        keys = random.sample(range(COUNT), COUNT)
+        self.generator.shuffle(keys)
+        return iter(keys)
+
+
+@scene
 def from_a_stream() -> Any:
     with DataLoader2.from_dataset(Stream(), 2, distributed=True, num_workers=2) as loader:
         return [batch.tolist() for batch in loader]

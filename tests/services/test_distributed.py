@@ -94,6 +94,14 @@ def test_a_loader_of_a_dataset_divides_its_batches_among_ranks(company, workers)
         assert sorted(numbers) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_has_one_order_on_all_ranks_and_resumes(company, workers):
+    found = company.play("from_a_sampler", 2, workers)
+    for epoch in zip(*found, strict=True):
+        numbers = [number for batches in epoch for batch in batches for number in batch]
+        assert sorted(numbers) == list(range(COUNT))
+
+
 def test_a_loader_of_an_iterable_dataset_divides_it_among_ranks_and_workers(company):
     found = company.play("from_a_stream", 2)
     numbers = [number for batches in found for batch in batches for number in batch]
