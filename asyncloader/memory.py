@@ -190,6 +190,7 @@ class SharedBytes:
         whole = pickle.PickleBuffer(self.view) if protocol >= 5 else bytes(self.view)
         return _copied, (whole,)
 
+    @system.unless_exiting
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
             os.close(self._fd)
@@ -218,6 +219,7 @@ class Mapping(mmap.mmap):
         self._entry = self.address, weakref.ref(self)
         insort(_attached, self._entry)
 
+    @system.unless_exiting
     def __del__(self) -> None:
         if self._entry is not None:
             _attached.remove(self._entry)

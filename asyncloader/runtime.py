@@ -29,6 +29,7 @@ from asyncloader.system import (
     in_forked_child,
     may_use_uvloop,
     process_limit,
+    unless_exiting,
 )
 from asyncloader.waiting import call_soon
 
@@ -432,6 +433,7 @@ class LoopThread:
         if self._running is not None:
             await asyncio.wait([asyncio.wrap_future(self._running.ended)], timeout=seconds)
 
+    @unless_exiting
     def __del__(self) -> None:
         self.stop()
 

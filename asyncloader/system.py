@@ -30,9 +30,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from asyncloader.errors import WorkerStartupError
+
+T = TypeVar("T")
 
 #: Whether the way of all POSIX systems is gone.
 PORTABLE: Final = sys.platform != "linux" or os.environ.get("ASYNCLOADER_PORTABLE", "0") != "0"
@@ -228,6 +230,22 @@ def in_forked_child(call: Callable[[], None]) -> Callable[[], None]:
     if sys.platform != "win32":
         os.register_at_fork(after_in_child=call)
     return call
+
+
+def unless_exiting(release: Callable[[T], None]) -> Callable[[T], None]:
+    """Make a ``__del__`` that does nothing while the interpreter takes its modules apart.
+
+    What it would call is gone then, one by one. What was open has been closed at exit, or goes with
+    the process.
+    """
+    # In the function's own cells, which are there to the last.
+    is_exiting = sys.is_finalizing
+
+    def release_unless_exiting(owner: T) -> None:
+        if not is_exiting():
+            release(owner)
+
+    return release_unless_exiting
 
 
 def is_readable(fd: int, timeout: float = 0.0) -> bool:

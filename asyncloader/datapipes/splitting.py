@@ -35,6 +35,7 @@ from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.split_pass import SplitPass, split_form
 from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.errors import IteratorInvalidated
+from asyncloader.system import unless_exiting
 
 T = TypeVar("T")
 
@@ -186,6 +187,7 @@ class BranchIterator(Iterator[T]):
         """Leave the pass; it is over when all branches have left."""
         self.split.leave(self.index)
 
+    @unless_exiting
     def __del__(self) -> None:
         self.close()
 

@@ -10,7 +10,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
-import sys
 import threading
 import warnings
 import weakref
@@ -38,7 +37,7 @@ from asyncloader.runtime import (
     running_loop,
     uncancellable,
 )
-from asyncloader.system import in_forked_child
+from asyncloader.system import in_forked_child, unless_exiting
 
 #: The message about a loader that was shut down.
 CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
@@ -81,9 +80,10 @@ class Engine:
         self._pid = os.getpid()
         _engines.add(self)
 
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+    @unless_exiting
+    def __del__(self) -> None:
         # This may run in the garbage collector of any thread, which must not wait.
-        if not is_exiting() and self._warn_if_dropped():
+        if self._warn_if_dropped():
             close_in_thread(_end_dropped(self._epoch, self.lifecycle, self._thread))
 
     def end_at_exit(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -25,7 +24,7 @@ from asyncloader.loader.engine import Engine
 from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SettingsChanged, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.runtime import leave_if_exiting
-from asyncloader.system import in_forked_child
+from asyncloader.system import in_forked_child, unless_exiting
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -137,10 +136,10 @@ class DataLoader2Iterator(Generic[T_co]):
             f"neither {type(self).__name__} nor the graph's iterator has an attribute {name!r}"
         )
 
-    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+    @unless_exiting
+    def __del__(self) -> None:
         epoch = self.__dict__.get("_epoch")
-        # When the interpreter takes its modules apart, the loader has ended the epoch.
-        if epoch is not None and not is_exiting():
+        if epoch is not None:
             epoch.abandon()
 
     def _is_live(self) -> bool:

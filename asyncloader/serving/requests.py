@@ -23,6 +23,7 @@ from typing import Any
 from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.errors import LoaderError, WorkerDied, WorkerTimeout
 from asyncloader.runtime import running_loop
+from asyncloader.system import unless_exiting
 from asyncloader.waiting import call_soon
 from asyncloader.workers.remote_errors import unpack_error
 
@@ -250,6 +251,7 @@ class Unanswered:
         else:
             call_soon(self._loop, function, *args)
 
+    @unless_exiting
     def __del__(self) -> None:
         # Nobody is left to answer.
         if not self._is_answered:

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import io
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -126,6 +127,52 @@ async def test_the_ranks_of_a_run_share_one_page(tmp_path):
         process.stdin.write(b"\n\n")
         process.stdin.close()
         assert await process.wait() == 0
+
+
+LEFT = """
+import os, signal, sys
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+async def same(number):
+    return number
+
+graph = IterableWrapper(range(100)).sharding_filter().async_map(same)
+loader = DataLoader2(graph, None, MultiProcessingReadingService(int(sys.argv[1])))
+items = iter(loader)
+print(next(items), flush=True)
+# The modules are taken apart while the program's own is still there: dill, and so torch, does so.
+sys.kept = dict(sys.modules)
+"""
+
+ENDS = {
+    "end": ("", 0, ""),
+    "exit": ("sys.exit(3)", 3, ""),
+    "error": ("raise ValueError('mine')", 1, "ValueError: mine"),
+    "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, "KeyboardInterrupt"),
+    "shutdown": ("loader.shutdown()", 0, ""),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_watched_program_ends_as_ever_and_prints_nothing_of_ours(end, workers, tmp_path):
+    how, code, last = ENDS[end]
+    program = tmp_path / "program.py"
+    program.write_text(LEFT + how)
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncloader", "watch", str(program), str(workers)],
+        cwd=ROOT, capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, "0\n")
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("asyncloader: watch the program at ")
+    if not last:
+        assert others == []
+    assert done.stderr.count("Traceback") == bool(last)
+    assert "Exception ignored" not in done.stderr
+    assert not last or others[-1] == last
 
 
 def test_what_cannot_be_run_is_refused(capsys):
