@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import mean, median
+from statistics import mean, median, quantiles
 from typing import Literal
 
 #: As a setting: measure, and choose.
@@ -29,6 +29,11 @@ ALIKE = 0.03
 
 #: So many windows tell how good a number is, after one in which buffers fill.
 WINDOWS = 3
+
+#: Where another number may be better than the best by more than this, as rates vary, the two are
+#: tried again by turns, until each was tried so often.
+_MATTERS = 0.05
+_MOST_TRIES = 3
 
 #: When so many windows in a row differ by more than this share, the load has changed.
 _CHANGE_WINDOWS = 8
@@ -58,6 +63,8 @@ class Window:
     alone: float = 0.0
     #: How many seconds passed before it without an item, because the number was changed.
     lost: float = 0.0
+    #: The rates of the windows that it sums up, if there are several.
+    rates: tuple[float, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -67,6 +74,15 @@ class Window:
     def is_enough(self) -> bool:
         """Whether the consumer hardly waits."""
         return self.waited <= ENOUGH
+
+    def range(self) -> tuple[float, float]:
+        """Return between which rates the true one probably lies."""
+        if len(self.rates) <= WINDOWS:
+            return min(self.rates, default=self.rate), max(self.rates, default=self.rate)
+        # The notch of a box plot.
+        first, _, third = quantiles(self.rates)
+        notch = 1.57 * (third - first) / len(self.rates) ** 0.5
+        return self.rate - notch, self.rate + notch
 
 
 @dataclass(frozen=True)
@@ -81,14 +97,19 @@ class Bounds:
         return max(self.least, min(number, self.most))
 
 
-def _together(windows: Sequence[Window]) -> Window:
-    """Return what several windows say together: the medians, as if in one second."""
+def _together(windows: Sequence[Window], before: Sequence[float] = ()) -> Window:
+    """Return what several windows say together: the medians, as if in one second.
+
+    ``before`` are rates that were measured with the same number at another time.
+    """
+    rates = (*before, *(each.rate for each in windows))
     return Window(
         1.0,
-        median(each.rate for each in windows),
+        median(rates),
         median(each.waited for each in windows),
         median(each.busy for each in windows),
         median(each.alone for each in windows),
+        rates=rates,
     )
 
 
@@ -127,13 +148,14 @@ class Tuning:
         windows = (*self._windows, window)
         if len(windows) < WINDOWS:
             return replace(noted, _windows=windows)
-        found = {**self.found, self.number: _together(windows)}
+        before = self.found[self.number].rates if self.number in self.found else ()
+        found = {**self.found, self.number: _together(windows, before)}
         return replace(noted, found=found)._searching(bounds)
 
     def _searching(self, bounds: Bounds) -> Tuning:
         """Return the tuning that tries the next number, or keeps the best one."""
-        candidate = _candidate(self.found, bounds)
-        if candidate is not None and self._may_change():
+        candidate = _candidate(self.found, bounds) or _again(self.found, self.number, bounds)
+        if candidate is not None and (candidate[0] == self.number or self._may_change()):
             number, why = candidate
             return self._using(number, why)
         number, why = _best(self.found)
@@ -167,7 +189,7 @@ class Tuning:
 
 def _candidate(found: Mapping[int, Window], bounds: Bounds) -> tuple[int, str] | None:
     """Return a number that may be better than all that were tried, and why; None if none may."""
-    enough = [number for number, each in found.items() if each.is_enough()]
+    enough = _enough(found)
     wanted = _fewer(found, min(enough)) if enough else _more(found, bounds)
     if wanted is None:
         return None
@@ -220,21 +242,65 @@ def _knee(found: Mapping[int, Window], fewer: int, more: int) -> int | None:
     return number if fewer < number <= 0.8 * more else None
 
 
+def _again(found: Mapping[int, Window], number: int, bounds: Bounds) -> tuple[int, str] | None:
+    """Return a number to be tried again, as it may be the best; None if that is decided."""
+    best, _ = _best(found)
+    rivals = _rivals(found, best)
+    untold = [
+        each
+        for each in (best, *rivals)
+        if rivals and bounds.clip(each) == each and len(found[each].rates) < _MOST_TRIES * WINDOWS
+    ]
+    if not untold:
+        return None
+    # To go on with the present number costs nothing.
+    again = min(untold, key=lambda each: (len(found[each].rates), each != number))
+    return again, f"{best} and {' and '.join(map(str, rivals))} are too alike: trying {again} again"
+
+
+def _rivals(found: Mapping[int, Window], best: int) -> list[int]:
+    """Return the numbers that may be better than the best by as much as matters."""
+    if found[best].is_enough():
+        return []
+    least = (1 + _MATTERS) * found[best].range()[0]
+    return [each for each in sorted(found) if each != best and found[each].range()[1] > least]
+
+
+def _enough(found: Mapping[int, Window]) -> list[int]:
+    """Return the numbers with which the consumer hardly waits, and gets no less than with others.
+
+    Where makers and consumer share the cores, it may not wait because it is slower itself.
+    """
+    highest = max(each.rate for each in found.values())
+    return [n for n, each in found.items() if each.is_enough() and _is_alike(each, highest)]
+
+
+def _is_alike(window: Window, highest: float) -> bool:
+    return window.rate >= (1 - ALIKE) * highest
+
+
 def _best(found: Mapping[int, Window]) -> tuple[int, str]:
-    """Return the best of the numbers that were tried, and why."""
-    enough = [number for number, each in found.items() if each.is_enough()]
+    """Return the best of the numbers that were tried, why, and how sure that is."""
+    enough = _enough(found)
     if enough:
         return min(enough), "the smallest number with which the consumer hardly waits"
     highest = max(each.rate for each in found.values())
-    best = min(n for n, each in found.items() if each.rate >= (1 - ALIKE) * highest)
-    rates = ", ".join(f"{n}: {found[n].rate:.3g}/s" for n in sorted(found))
+    best = min(n for n, each in found.items() if _is_alike(each, highest))
+    rates = ", ".join(f"{n}: {_as_rate(found[n])}" for n in sorted(found))
     if len(found) == 1:
         why = "the only one tried"
     elif found[best].rate == highest:
         why = "the highest rate"
     else:
         why = f"the smallest within {ALIKE:.0%} of the highest rate"
-    return best, f"{why} ({rates})"
+    rivals = " or ".join(map(str, _rivals(found, best)))
+    doubt = f"; not sure, as the rates vary: {rivals} may be better" if rivals else ""
+    return best, f"{why} ({rates}){doubt}"
+
+
+def _as_rate(window: Window) -> str:
+    low, high = window.range()
+    return f"{window.rate:.3g}/s ± {(high - low) / 2 / max(window.rate, 1e-9):.0%}"
 
 
 def _change(kept: Window, windows: tuple[Window, ...]) -> str:
