@@ -309,7 +309,9 @@ class WorkerDied(LoaderError):
 
     Cause: a crash in native code (SIGSEGV), the kernel's out-of-memory killer (SIGKILL), or
     code that called ``os._exit``. The message has the signal or the exit code; ``pid``,
-    ``exitcode`` and ``signal`` have them as attributes.
+    ``exitcode`` and ``signal`` have them as attributes. ``items`` is how many items of this
+    worker had arrived in the epoch, so it was making the next one, or one of those after it if
+    they take less than 2 ms each; None where it died before an epoch.
 
     What to do: after a SIGKILL look at the memory of the machine and use fewer workers or
     a smaller ``prefetch_bytes``. ``on_worker_death="restart"`` replaces workers that die. If
@@ -336,11 +338,13 @@ class WorkerDied(LoaderError):
         worker: int | None,
         pid: int | None = None,
         exitcode: int | None = None,
+        items: int | None = None,
     ) -> None:
         super().__init__(message)
         self.worker = worker
         self.pid = pid
         self.exitcode = exitcode
+        self.items = items
 
     @property
     def signal(self) -> int | None:

@@ -361,15 +361,21 @@ class WorkerHandle:
             self._loop.call_soon(self._tell_of_death)
 
     def _tell_of_death(self) -> None:
-        process = self.process
-        self.fail(
-            WorkerDied(
-                f"{self.name} ({process.place}) {process.how_it_ended()}",
-                worker=self.worker,
-                pid=process.pid,
-                exitcode=process.exitcode,
-            )
+        process, streams = self.process, self.inboxes.values()
+        death = WorkerDied(
+            f"{self.name} ({process.place}) {process.how_it_ended()}",
+            worker=self.worker,
+            pid=process.pid,
+            exitcode=process.exitcode,
+            items=sum(inbox.arrived for inbox in streams) if streams else None,
         )
+        if death.items is not None:
+            # Those that take longer are sent one by one.
+            death.add_note(
+                f"{death.items} items of {self.name} had arrived in this epoch, so it was making"
+                " the next one, or one of those after it if they take less than 2 ms each"
+            )
+        self.fail(death)
 
     def _wake_to_return(self) -> None:
         # This may run inside the garbage collector, in any thread.
