@@ -311,7 +311,8 @@ class WorkerDied(LoaderError):
     code that called ``os._exit``. The message has the signal or the exit code; ``pid``,
     ``exitcode`` and ``signal`` have them as attributes. ``items`` is how many items of this
     worker had arrived in the epoch, so it was making the next one, or one of those after it if
-    they take less than 2 ms each; None where it died before an epoch.
+    they take less than 2 ms each; None where it died before an epoch. A worker process that
+    crashes in native code prints to stderr which function called that, and in which line.
 
     What to do: after a SIGKILL look at the memory of the machine and use fewer workers or
     a smaller ``prefetch_bytes``. ``on_worker_death="restart"`` replaces workers that die. If

@@ -11,6 +11,7 @@ import pytest
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.errors import WorkerDied
+from tests.processes.scripts import run_script
 
 
 def dies_at(signal_: int, fatal: int):
@@ -53,3 +54,27 @@ def test_items_that_came_before_a_replacement_count():
     with DataLoader2(graph, None, service) as loader, pytest.raises(WorkerDied) as died:
         list(loader)
     assert died.value.items == 9
+
+
+CRASH = """
+import ctypes
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+def parse(number):
+    ctypes.string_at(0)
+
+graph = IterableWrapper(range(4)).sharding_filter().map(parse)
+with DataLoader2(graph, None, MultiProcessingReadingService(1)) as loader:
+    list(loader)
+"""
+
+
+def test_a_crash_in_native_code_prints_the_function_and_line_that_called_it(tmp_path):
+    ended = run_script(tmp_path, CRASH)
+    line = CRASH.splitlines().index("    ctypes.string_at(0)") + 2
+    assert "Fatal Python error: Segmentation fault" in ended.stderr
+    assert f'script.py", line {line} in parse' in ended.stderr
+    assert "was killed by SIGSEGV" in ended.stderr
+    # That of the worker's other threads says nothing.
+    assert "sampler" not in ended.stderr

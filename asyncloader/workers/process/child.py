@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import io
@@ -42,6 +43,7 @@ def settle(name: str, *, parent: int) -> None:
     """Become a child of ``parent`` that ends with it and ignores Ctrl-C."""
     forget_signals()
     have_last_words()
+    _show_crashes()
     show_name(name)
     tie_to(parent)
     _read_nothing()
@@ -123,6 +125,14 @@ def let_go_of_inherited(keep: Collection[int]) -> None:
                 # Beyond a limit that was lowered since, where nothing new is opened either.
                 os.close(fd)
     os.close(null)
+
+
+def _show_crashes() -> None:
+    """Print where Python stands when native code crashes, to stderr; it costs nothing before."""
+    if not faulthandler.is_enabled():
+        # sys.stderr of a forked notebook is no file.
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.enable(2, all_threads=False)
 
 
 def _read_nothing() -> None:
