@@ -175,6 +175,17 @@ class SharedBytes:
         shared.view = memory.toreadonly()
         return shared
 
+    @classmethod
+    def attach_copy(cls, fd: int | memoryview, size: int) -> memoryview:
+        """Return a copy of bytes that a peer sent; as ``attach``, but what is written is one's own.
+
+        Only pages that are written take memory of this process.
+        """
+        shared = cls.attach(fd, size)
+        if isinstance(fd, memoryview):
+            return memoryview(bytearray(shared.view))
+        return memoryview(_map(shared._fd, max(size, 1), writable=True, is_copy=True))[:size]
+
     def duplicate_fd(self) -> int:
         """Return a new descriptor, for ``attach`` in another process; the caller closes it."""
         return os.dup(self._fd)
@@ -244,14 +255,60 @@ def mapping_at(address: int, nbytes: int) -> Mapping | None:
     return None
 
 
-def _map(fd: int, size: int, *, writable: bool) -> Mapping:
+def map_file(fd: int, *, writable: bool, is_copy: bool) -> memoryview:
+    """Map a whole file, or a copy of it of which only written pages take memory."""
+    return memoryview(_map(fd, os.fstat(fd).st_size, writable=writable, is_copy=is_copy))
+
+
+#: What a program makes to map a file itself.
+OpenMap = mmap.mmap
+
+
+def open_map(path: str, offset: int, length: int, is_shared: bool, position: int) -> mmap.mmap:
+    """Map a part of a file as a program does, with writes that go to the file or to nobody."""
+    access = mmap.ACCESS_WRITE if is_shared else mmap.ACCESS_COPY
+    with open(path, "r+b" if is_shared else "rb") as file:
+        mapped = mmap.mmap(file.fileno(), length, access=access, offset=offset)
+    mapped.seek(position)
+    return mapped
+
+
+def address_of(buffer: Any) -> int:
+    """Return where the memory of a contiguous buffer begins, which may be read-only."""
+    found = (ctypes.c_void_p * _BUFFER_WORDS)()
+    _get_buffer(buffer, found, 0)
+    _release_buffer(found)
+    return found[0] or 0
+
+
+#: How long C's Py_buffer is at most, in words; the address is its first field.
+_BUFFER_WORDS = 16
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int]
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = [ctypes.c_void_p]
+_release_buffer.restype = None
+
+
+def memory_at(address: int, nbytes: int) -> memoryview:
+    """Return a view of memory, which somebody else keeps alive."""
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def is_equal(address: int, view: memoryview) -> bool:
+    """Whether memory holds the same bytes as a view; other threads run meanwhile."""
+    return bool(_libc().memcmp(address, address_of(view), len(view)) == 0)
+
+
+def _map(fd: int, size: int, *, writable: bool, is_copy: bool = False) -> Mapping:
     # mmap.mmap(fd) would keep a duplicate of the descriptor while it is mapped. Mapping the
     # file over an anonymous mmap needs no descriptor, and that object still tracks exported
     # views.
     mapped = Mapping(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
     mapped.address = address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    if _libc().mmap(address, size, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
+    kind = mmap.MAP_PRIVATE if is_copy else mmap.MAP_SHARED
+    if _libc().mmap(address, size, access, kind | _MAP_FIXED, fd, 0) != address:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {size} bytes: {os.strerror(number)}")
     return mapped
@@ -263,6 +320,7 @@ def _libc() -> ctypes.CDLL:
     number, size = ctypes.c_int, ctypes.c_size_t
     libc.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, ctypes.c_ssize_t]
     libc.mmap.restype = ctypes.c_void_p
+    libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, size]
     return libc
 
 

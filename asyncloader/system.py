@@ -29,6 +29,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -220,6 +221,53 @@ _M_MMAP_MAX = -4
 
 #: How much that is free may stay with the process.
 _KEPT_FREE = 128 << 20
+
+
+@dataclass(frozen=True)
+class FileMapping:
+    """A part of this process's memory that is mapped from a file, from ``offset`` on."""
+
+    begin: int
+    end: int
+    offset: int
+    is_writable: bool
+    is_shared: bool
+    path: str
+
+
+def file_mappings() -> list[FileMapping]:
+    """Return the memory that is mapped from files which still have their names."""
+    try:
+        lines = (PROC / "self/maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    return [found for found in map(_file_mapping, lines) if found is not None]
+
+
+def _file_mapping(line: str) -> FileMapping | None:
+    # Of a deleted file the kernel says so behind its name; an odd one is written in octal.
+    addresses, flags, offset, _, inode, *path = line.split(maxsplit=5)
+    if inode == "0" or not path or path[0].endswith(" (deleted)") or "\\" in path[0]:
+        return None
+    begin, end = (int(each, 16) for each in addresses.split("-"))
+    return FileMapping(begin, end, int(offset, 16), flags[1] == "w", flags[3] == "s", path[0])
+
+
+def may_be_changed(address: int, nbytes: int) -> bool:
+    """Whether memory that is mapped from a file, for this process alone, may differ from it."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    first, last = address // page, (address + nbytes - 1) // page
+    try:
+        with open(PROC / "self/pagemap", "rb", buffering=0) as file:
+            pages = os.pread(file.fileno(), 8 * (last - first + 1), 8 * first)
+    except OSError:
+        return True
+    is_whole = len(pages) == 8 * (last - first + 1)
+    return not is_whole or not _OF_THE_FILE.issuperset(pages[7::8])
+
+
+#: The highest byte of what the kernel says of a page: it is not there, or it is one of a file.
+_OF_THE_FILE = {high for high in range(256) if not high & 0x40 and (not high & 0x80 or high & 0x20)}
 
 
 # Life and death -------------------------------------------------------------------------

@@ -25,6 +25,9 @@ needs_deaths_told = pytest.mark.skipif(
 needs_template_with_imports = pytest.mark.skipif(
     not system.MAY_FORK_AFTER_IMPORTS, reason="here a process that forks imports no libraries"
 )
+needs_file_mappings = pytest.mark.skipif(
+    not system.file_mappings(), reason="this system does not say which files are mapped"
+)
 needs_uvloop = pytest.mark.skipif(
     not system.may_use_uvloop(), reason="uvloop needs eventfd on Linux, which is refused here"
 )

@@ -13,7 +13,8 @@ import pytest
 from asyncloader import system
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import SharedBytes
-from asyncloader.transport.code import dumps_code, loads_code, pack_code
+from asyncloader.transport.code import dumps_code
+from asyncloader.transport.parcel import pack_code, unpack_code
 from tests.leaks import leaves_nothing
 from tests.needs import needs_sealed_memory
 
@@ -27,7 +28,7 @@ def test_the_bytes_are_the_chunks_in_their_order():
 def test_there_may_be_none():
     shared = SharedBytes.of([])
     assert bytes(shared.view) == b""
-    (twin,) = loads_code(*_posted([shared]))
+    (twin,) = unpack_code(*_posted([shared]))
     assert bytes(twin.view) == b""
 
 
@@ -55,7 +56,7 @@ def test_a_parcel_has_them_beside_it_and_once():
     parcel = pack_code({"one": shared, "two": [shared], "code": lambda: 42})
     assert len(parcel.data) < 10_000
     assert parcel.shared == (shared,)
-    twin = loads_code(parcel.data, parcel.fds())
+    twin = unpack_code(parcel.data, parcel.fds())
     assert twin["one"] is twin["two"][0]
     assert twin["one"] is not shared
     assert twin["code"]() == 42
@@ -72,7 +73,7 @@ def _inode(shared: SharedBytes) -> int:
 
 def test_arrays_stay_inside_a_parcel():
     array = pickle.PickleBuffer(bytearray(b"beside"))
-    twin, shared = loads_code(*_posted((array, SharedBytes.of(DATA))))
+    twin, shared = unpack_code(*_posted((array, SharedBytes.of(DATA))))
     assert bytes(twin) == b"beside"
     assert bytes(shared.view) == b"some bytes"
 
@@ -96,7 +97,7 @@ def test_they_are_gone_with_the_last_who_holds_them():
     with leaves_nothing():
         shared = SharedBytes.of(DATA)
         parcel = pack_code(shared)
-        twin = loads_code(parcel.data, parcel.fds())
+        twin = unpack_code(parcel.data, parcel.fds())
         view = twin.view[1:3]
         del shared, parcel, twin
         assert bytes(view) == b"om"
@@ -119,7 +120,7 @@ def test_a_large_pickle_is_written_once_whoever_gets_it():
         parcel = pack_code({"rows": rows, "shared": shared})
         assert parcel.data == b"", "nothing of it is to be copied into a frame"
         for _ in range(2):
-            twin = loads_code(parcel.data, parcel.fds())
+            twin = unpack_code(parcel.data, parcel.fds())
             assert twin["rows"] == rows
             assert _inode(twin["shared"]) == _inode(shared)
         del parcel, twin
@@ -128,10 +129,10 @@ def test_a_large_pickle_is_written_once_whoever_gets_it():
 def test_a_parcel_that_cannot_be_opened_leaves_nothing():
     parcel = pack_code([SharedBytes.of(DATA), Refuses(), SharedBytes.of(DATA)])
     with leaves_nothing(), pytest.raises(RuntimeError, match="not today"):
-        loads_code(parcel.data, parcel.fds())
+        unpack_code(parcel.data, parcel.fds())
     large = pack_code([SharedBytes.of(DATA), bytes(1 << 20), Refuses(), SharedBytes.of(DATA)])
     with leaves_nothing(), pytest.raises(RuntimeError, match="not today"):
-        loads_code(large.data, large.fds())
+        unpack_code(large.data, large.fds())
 
 
 @needs_sealed_memory
@@ -179,7 +180,7 @@ def test_without_memfd_an_unnamed_file_does(monkeypatch):
     system.can_seal.cache_clear()
     try:
         with leaves_nothing():
-            shared = loads_code(*_posted(SharedBytes.of(DATA)))
+            shared = unpack_code(*_posted(SharedBytes.of(DATA)))
             assert bytes(shared.view) == b"some bytes"
             del shared
     finally:

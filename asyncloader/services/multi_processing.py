@@ -77,7 +77,8 @@ from asyncloader.services.base import (
 from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
 from asyncloader.services.in_process import HERE
 from asyncloader.services.tuned_workers import PREFETCH, TunedWorkers, room_in_memory
-from asyncloader.transport.code import Parcel, pack_code, unsendable_in
+from asyncloader.transport.code import unsendable_in
+from asyncloader.transport.parcel import Parcel, pack_code
 from asyncloader.tuning import AUTO, Window
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader

@@ -1,7 +1,7 @@
 """Code as bytes: graphs and functions for a process that does not have them.
 
-This file is about ``dumps_code`` and ``pack_code``, which include the code that the other
-process cannot import. Only this file uses cloudpickle.
+This file is about ``dumps_code``, which includes the code that the other process cannot import.
+Only this file uses cloudpickle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import pickle
 import sys
 import threading
 from abc import ABCMeta
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import (
     CellType,
@@ -29,53 +28,15 @@ from types import (
 from typing import Any, NamedTuple, Protocol
 
 from asyncloader.main_script import MAIN, SPAWNED_MAIN
-from asyncloader.memory import SharedBytes
-from asyncloader.transport.channel import close_all
-from asyncloader.transport.pickling import LARGE, Dump, load, reduce_storage
+from asyncloader.transport.pickling import Dump, load, reduce_storage
 
 
 def dumps_code(code: Any) -> bytes:
     """Pickle a graph or a function, with the code that the other process may lack."""
     dump = Dump()
-    with _by_value(_modules_being_imported()):
-        dump.fill(_code_pickler()(dump), code)
+    with sent_by_value(modules_being_imported()):
+        dump.fill(code_pickler()(dump), code)
     return dump.data
-
-
-class Parcel(NamedTuple):
-    """A pickle of code, and the shared memory that is sent with it.
-
-    If ``data`` is empty, the pickle is the first block of shared memory.
-    """
-
-    data: bytes
-    shared: tuple[SharedBytes, ...]
-
-    def fds(self) -> list[int]:
-        """Return new descriptors to send to one receiver."""
-        return [each.duplicate_fd() for each in self.shared]
-
-
-def pack_code(code: Any) -> Parcel:
-    """Pickle a graph for one of our processes, which maps the shared memory.
-
-    A large pickle is itself put into shared memory: it is written once, and not copied again
-    for every process.
-    """
-    dump = Dump()
-    pickler = _parcel_pickler()(dump)
-    modules = _modules_being_imported()
-    with _by_value(modules):
-        dump.fill(pickler, code)
-        halted = [each.__name__ for each in modules if _has_code_of(each, pickler.homes)]
-        if halted:
-            dump.reset()
-            pickler = _parcel_pickler()(dump)
-            # Arguments are unpickled one after the other: imports are halted before any is made.
-            dump.fill(pickler, _Call(_second, _Call(_halt_imports, halted), code))
-    if sum(map(len, dump.chunks)) < LARGE:
-        return Parcel(dump.data, tuple(pickler.shared))
-    return Parcel(b"", (SharedBytes.of(dump.chunks), *pickler.shared))
 
 
 def include_code_of(module: ModuleType) -> None:
@@ -83,17 +44,9 @@ def include_code_of(module: ModuleType) -> None:
     _cloudpickle().register_pickle_by_value(module)
 
 
-def loads_code(data: bytes | memoryview, fds: Sequence[int | memoryview] = ()) -> Any:
-    """Return what ``dumps_code`` or ``pack_code`` was given.
-
-    ``fds`` came with a parcel: a descriptor for each block of shared memory, or the block.
-    """
-    left = deque(fds)
-    try:
-        pickled = data or _mapped(left.popleft())
-        return load(pickled, iter(left.popleft, None))
-    finally:
-        close_all(fd for fd in left if isinstance(fd, int))
+def loads_code(data: bytes | memoryview) -> Any:
+    """Return what ``dumps_code`` was given."""
+    return load(data)
 
 
 #: How many elements of a container are tried.
@@ -109,7 +62,7 @@ def _unsendable(words: str, value: Any, seen: set[int]) -> str:
     if id(value) in seen or _is_sendable(value):
         return ""
     seen.add(id(value))
-    found = (_unsendable(of_part, part, seen) for of_part, part in _parts_of(value))
+    found = (_unsendable(of_part, part, seen) for of_part, part in parts_of(value))
     return next(filter(None, found), words)
 
 
@@ -121,7 +74,7 @@ def _is_sendable(value: Any) -> bool:
     return True
 
 
-def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what is pickled with a value, each with how it is called in messages."""
     name = getattr(value, "__qualname__", type(value).__qualname__)
     if isinstance(value, FunctionType):
@@ -153,11 +106,7 @@ def _names_in(code: CodeType) -> list[str]:
     return list(dict.fromkeys(itertools.chain(code.co_names, *inner)))
 
 
-def _mapped(fd: int | memoryview) -> memoryview:
-    return fd if isinstance(fd, memoryview) else SharedBytes.attach(fd, os.fstat(fd).st_size).view
-
-
-def _modules_being_imported() -> list[ModuleType]:
+def modules_being_imported() -> list[ModuleType]:
     """Return the modules whose code is running at this moment, in any thread.
 
     One of them may have started the loader that now sends its code. Then another process that
@@ -171,8 +120,18 @@ def _modules_being_imported() -> list[ModuleType]:
     ]
 
 
+def number_classes_of(modules: Sequence[ModuleType]) -> None:
+    """Let cloudpickle know the classes of these modules again when they come back by value."""
+    for module in modules:
+        for value in list(vars(module).values()):
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                # It gives a number to what it pickles. What it refuses cannot come back either.
+                with contextlib.suppress(Exception), sent_by_value([module]):
+                    dumps_code(value)
+
+
 @contextlib.contextmanager
-def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+def sent_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
     """Let cloudpickle include what these modules define."""
     if not modules:
         yield
@@ -194,33 +153,8 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
 _registering = threading.RLock()
 
 
-class _Call:
-    """Pickled as a call, which the other process makes when it unpickles this."""
-
-    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
-        self._reduced = function, args
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self._reduced
-
-
-def _has_code_of(module: ModuleType, homes: set[str]) -> bool:
-    """Whether of code from these modules any is of this module, or of the package it is."""
-    name = module.__name__
-    return any(home == name or home.startswith(name + ".") for home in homes)
-
-
-def _halt_imports(modules: Sequence[str]) -> None:
-    # An import of a name that leads to None is a ModuleNotFoundError that says so.
-    sys.modules.update(dict.fromkeys(modules))  # type: ignore[arg-type]
-
-
-def _second(first: Any, second: Any) -> Any:
-    return second
-
-
 @functools.cache
-def _code_pickler() -> Any:
+def code_pickler() -> Any:
     class CodePickler(_cloudpickle().Pickler):  # type: ignore[misc]
         """Includes the code that the other process may lack; ``reduce`` is asked first."""
 
@@ -393,36 +327,9 @@ def _is_slot(kind: type, name: str, value: Any) -> bool:
     return isinstance(value, MemberDescriptorType) or name == "__dict__"
 
 
-@functools.cache
-def _parcel_pickler() -> Any:
-    class ParcelPickler(_code_pickler()):  # type: ignore[misc]
-        """Leaves shared memory out of the pickle; its descriptor is sent instead."""
-
-        def __init__(self, dump: Dump) -> None:
-            super().__init__(dump, on_buffer=self._stays_inside)
-            self.shared: list[SharedBytes] = []
-            self._descriptor: Any = None
-
-        def clear_memo(self) -> None:
-            super().clear_memo()
-            self.shared.clear()
-
-        def reducer_override(self, item: Any) -> Any:
-            if type(item) is not SharedBytes:
-                return super().reducer_override(item)
-            self.shared.append(item)
-            self._descriptor = pickle.PickleBuffer(bytearray())
-            return SharedBytes.attach, (self._descriptor, len(item.view))
-
-        def _stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
-            return buffer is not self._descriptor
-
-    return ParcelPickler
-
-
 def pickler_by_value(dump: Dump) -> Any:
     """Return a pickler of items that includes code; imported late, as few items need it."""
-    return _code_pickler()(dump, functools.partial(_reduced, dump), dump.on_buffer)
+    return code_pickler()(dump, functools.partial(_reduced, dump), dump.on_buffer)
 
 
 def _reduced(dump: Dump, item: Any) -> Any:

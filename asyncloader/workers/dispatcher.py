@@ -26,7 +26,7 @@ from asyncloader.places.marks import FIRST, DealStart, dump_mark
 from asyncloader.places.random_states import RandomStates
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import BlockingEnd, Channel
-from asyncloader.transport.code import loads_code
+from asyncloader.transport.parcel import unpack_code
 from asyncloader.workers.conversation import Conversation, refuse
 from asyncloader.workers.dispatch_source import DEALT_CREDITS
 from asyncloader.workers.graph_part import NO_RESETS, NOTHING, GraphPart, PreparedPart, load_resets
@@ -171,7 +171,7 @@ class Dispatcher:
             for channel in channels
         ]
         try:
-            self._plan = plan = loads_code(command.plan, plan_fds)
+            self._plan = plan = unpack_code(command.plan, plan_fds)
             self._part = GraphPart(plan.end, PartSeeds(plan.end, plan.seed_places))
         except Exception as error:  # noqa: BLE001 - user code ran; start-up raises it
             self._conversation.report(StartFailed(NO_EPOCH, self._packed(error)))

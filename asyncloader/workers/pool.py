@@ -22,7 +22,7 @@ from asyncloader.places.stream_place import Dealing, StreamPlace, WorkerStart, s
 from asyncloader.runtime import descriptors_for
 from asyncloader.seeds import SeedGenerator
 from asyncloader.system import channel_pair
-from asyncloader.transport.code import Parcel
+from asyncloader.transport.parcel import Parcel
 from asyncloader.waiting import LoopWaiter, call_soon
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.fed_stream import FedStream

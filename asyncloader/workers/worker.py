@@ -30,7 +30,7 @@ from asyncloader.places.random_states import RandomStates, SharedGenerators
 from asyncloader.runtime import LoopThread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import BlockingEnd, Channel, SupplyEnd
-from asyncloader.transport.code import loads_code
+from asyncloader.transport.parcel import unpack_code
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.conversation import Conversation, refuse
 from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader, Supply
@@ -173,7 +173,7 @@ class Worker:
         expect_methods(command.homes)
         plan_fds, channels = self._conversation.take_fds(command.plan_fds)
         try:
-            plan: WorkerPlan = loads_code(command.plan, plan_fds)
+            plan: WorkerPlan = unpack_code(command.plan, plan_fds)
             seeds = list(map(PartSeeds, plan.ends, plan.seed_places))
             self._connect(plan.ends, channels)
             given = [pipes_of(end) for end in plan.ends]

@@ -21,7 +21,7 @@ from typing import Any
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.memory import SharedBytes
 from asyncloader.runtime import CallThread, uncancellable
-from asyncloader.transport.code import Parcel
+from asyncloader.transport.parcel import Parcel
 from asyncloader.waiting import call_soon, release
 from asyncloader.workers.actors.actor import LOADER, Actor, versions
 from asyncloader.workers.actors.cluster import (

@@ -36,7 +36,7 @@ from asyncloader.system import (
 )
 from asyncloader.transport.arena import ArenaView, SlotView
 from asyncloader.transport.channel import LoopChannel, LoopEnd
-from asyncloader.transport.code import Parcel
+from asyncloader.transport.parcel import Parcel
 from asyncloader.waiting import Patience, release
 
 # What asyncio reports, too, of a child whose status another part of the program took.

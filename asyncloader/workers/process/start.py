@@ -31,7 +31,7 @@ from asyncloader.runtime import (
 )
 from asyncloader.shield import shielded
 from asyncloader.system import channel_pair, in_forked_child, require_workers
-from asyncloader.transport.code import Parcel
+from asyncloader.transport.parcel import Parcel
 from asyncloader.workers.process.multiprocessing_start import (
     fork,
     fork_from_server,
