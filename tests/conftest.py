@@ -26,7 +26,7 @@ settings.load_profile("asyncloader")
 
 refuse_other_threads()
 
-# tqdm's monitor is a thread that outlives every bar, and fork refuses foreign threads.
+# tqdm's monitor is a thread that outlives every bar, and tests count threads.
 tqdm.monitor_interval = 0
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts.

@@ -48,7 +48,7 @@ from asyncloader.datapipes.sources import (
     twice,
 )
 from asyncloader.deadline import time_left
-from asyncloader.errors import WorkerStartupError
+from asyncloader.errors import ResourceExhausted, WorkerStartupError
 from asyncloader.graph.cut import (
     Cut,
     WorkerPart,
@@ -78,7 +78,7 @@ from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
 from asyncloader.services.in_process import HERE
 from asyncloader.services.tuned_workers import PREFETCH, TunedWorkers, room_in_memory
 from asyncloader.transport.code import unsendable_in
-from asyncloader.transport.parcel import Parcel, pack_code
+from asyncloader.transport.parcel import Parcel
 from asyncloader.tuning import AUTO, Window
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
@@ -249,12 +249,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if workers > 1:
             _check_divided_alike(division)
             _warn_of_repeats(division)
-        plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
-        deal = await in_thread(division.deal_plan, self.prefetch_bytes)
+        engine = self._engine(workers)
         settings = self._settings(workers, is_fed=division.fed is not None)
-        pool = WorkerPool(
-            self._engine(workers), plan, len(division.outlets), settings, deal, division.fed
-        )
+        plan = await in_thread(_packed_plan, engine, division.plan(self.worker_init_fn))
+        deal = await in_thread(division.deal_plan, engine, self.prefetch_bytes)
+        pool = WorkerPool(engine, plan, len(division.outlets), settings, deal, division.fed)
         await pool.start()
         if pool.has_other_length():
             division.forget_lengths()
@@ -438,7 +437,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     async def _make_room(self) -> None:
         """Prepare workers for which there is no room beside those that run, by ending these."""
         running = self._running
-        await all_closed(filter(None, [running.pool]))
+        if running.pool is not None:
+            await running.pool.end()
         prepared = await self._changed_to(self._tuned.workers)
         if prepared is None:
             prepared = await self._started(copy_graph(self._given), running.workers)
@@ -600,13 +600,15 @@ def _check_read_once(division: Division) -> None:
             )
 
 
-def _pickled_plan(plan: WorkerPlan) -> Parcel:
+def _packed_plan(engine: WorkerEngine, plan: WorkerPlan) -> Parcel:
     try:
-        return pack_code(plan)
+        return engine.pack(plan)
+    except ResourceExhausted as error:
+        raise WorkerStartupError(f"the workers were not started: {error}") from error
     except (Exception, SystemExit) as error:
         raise WorkerStartupError(
             f"the graph cannot be sent to the workers{_culprit_in(plan)}: {error!r}; let functions"
-            " make in the workers what cannot be pickled"
+            f" make in the workers what cannot be pickled{engine.instead_of_sending}"
         ) from error
 
 
@@ -662,7 +664,7 @@ class Division:
             if isinstance(outlet, FromWorkers):
                 outlet.is_changed = True
 
-    def deal_plan(self, backlog_bytes: int) -> DealPlan | None:
+    def deal_plan(self, engine: WorkerEngine, backlog_bytes: int) -> DealPlan | None:
         """Return what the dispatching process is told to run, or None if there is none."""
         if self.dispatch is None:
             return None
@@ -670,7 +672,7 @@ class Division:
         plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
         dealt = [self.dispatch in part.inlets for part in self.parts]
         number = number_of(self.dispatch)
-        return DealPlan(pack_code(plan), -1 if number is None else number, dealt.index(True))
+        return DealPlan(engine.pack(plan), -1 if number is None else number, dealt.index(True))
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""

@@ -105,7 +105,7 @@ class WorkerPool:
 
     async def restart(self) -> None:
         """Start all workers anew, after one has died."""
-        await self.aclose()
+        await self.end()
         self._watch_over_processes()
         self._hold(await self._starter.start_again(self._workers()))
 
@@ -206,7 +206,13 @@ class WorkerPool:
         return True
 
     async def aclose(self) -> None:
-        """End all workers within three seconds in total."""
+        """End all workers for good, within three seconds in total."""
+        await self.end()
+        self._deal = None
+        await self._starter.close()
+
+    async def end(self) -> None:
+        """End all workers; ``restart`` starts others, with what these were sent or inherited."""
         self.end_epoch()
         for handle in self.all_handles:
             handle.close()
@@ -369,6 +375,10 @@ _MAIN = "asyncloader.workers.worker"
 _DISPATCH = "asyncloader.workers.dispatcher"
 
 
+def _worker_plan(worker: int) -> ProcessPlan:
+    return ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
+
+
 @dataclass(frozen=True)
 class DealPlan:
     """What the dispatching process runs, and for which stream."""
@@ -475,12 +485,15 @@ class Starter:
             self.processes.remove(process)
         await close_processes(ending, grace=grace)
 
+    async def close(self) -> None:
+        """Give up what was held for the processes, which have ended: none is started again."""
+        # An old epoch may keep the pool, and this may be most of the program's memory.
+        self._plan, self._deal = Parcel(b"", ()), None
+        await self._engine.close()
+
     async def _start_processes(self, workers: Sequence[int], handles: list[WorkerHandle]) -> None:
         """Start processes; add each handle to ``handles`` as soon as it exists."""
-        plans = [
-            ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
-            for worker in workers
-        ]
+        plans = list(map(_worker_plan, workers))
         if self._deal is not None:
             plans.append(
                 ProcessPlan("asyncloader dispatcher", f"{_DISPATCH}:main", preload=(_MAIN,))

@@ -14,6 +14,7 @@ from asyncloader.datapipes.tracebacks import trim_tracebacks
 from asyncloader.errors import PipelineError, TransportError
 from asyncloader.safe_error_text import note, notes_of, repr_of, text_of, traceback_of
 from asyncloader.transport.code import dumps_code, loads_code
+from asyncloader.workers.process.inherited import has_inherited
 
 #: How many errors of a chain of causes are sent.
 _CAUSES = 8
@@ -26,6 +27,9 @@ def pack_error(error: BaseException, where: str) -> bytes:
     """
     if not isinstance(error, Exception):
         error = _as_failure(error)
+    left_out = _left_out(error)
+    if left_out:
+        note(error, left_out)
     trim_tracebacks(error)
     story = f"{where}:\n{traceback_of(error)}".rstrip()
     return pickle.dumps((_packed_chain(error), _summary(error, where), story))
@@ -46,6 +50,19 @@ def unpack_error(data: bytes) -> BaseException:
         BaseException.__setattr__(last, "__cause__", cause)
         last = cause
     return error
+
+
+def _left_out(error: BaseException) -> str:
+    """Say that an object lacks an attribute because its pickle left that out; or return ""."""
+    if not isinstance(error, AttributeError) or has_inherited():
+        return ""
+    kind = type(error.obj)
+    if kind.__getstate__ is object.__getstate__ or not isinstance(error.name, str):
+        return ""
+    return (
+        f"{kind.__qualname__}.__getstate__ decides what of it is sent to workers, and may have left"
+        f' {error.name!r} out: with multiprocessing_context="fork" workers inherit the whole object'
+    )
 
 
 def _as_failure(error: BaseException) -> RuntimeError:

@@ -21,7 +21,7 @@ from typing import Any
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.memory import SharedBytes
 from asyncloader.runtime import CallThread, uncancellable
-from asyncloader.transport.parcel import Parcel
+from asyncloader.transport.parcel import Parcel, pack_code
 from asyncloader.waiting import call_soon, release
 from asyncloader.workers.actors.actor import LOADER, Actor, versions
 from asyncloader.workers.actors.cluster import (
@@ -53,6 +53,9 @@ class ActorEngine:
 
     ``options`` are Ray's options for each actor, with those that are None left to Ray.
     """
+
+    #: Nodes of a cluster inherit nothing.
+    instead_of_sending = ""
 
     def __init__(self, options: dict[str, Any], num_workers: int, start_seconds: float) -> None:
         self.start_seconds = start_seconds
@@ -100,6 +103,12 @@ class ActorEngine:
         if free is None:
             return "; the cluster does not answer"
         return f"; each needs {self._wanted}, and the cluster has free {free}"
+
+    def pack(self, code: Any) -> Parcel:
+        return pack_code(code)
+
+    async def close(self) -> None:
+        """Do nothing: what was put for the actors is freed with the last of them."""
 
     def shared(self, parcel: Parcel) -> list[Any]:
         return list(parcel.shared)

@@ -20,6 +20,7 @@ import io
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import traceback
@@ -110,13 +111,14 @@ def forget_signals() -> None:
 
 
 def let_go_of_inherited(keep: Collection[int]) -> None:
-    """Give up every inherited descriptor but the standard ones and those to keep.
+    """Give up every inherited descriptor but the standard ones, those to keep, and files.
 
-    A sibling's socket that stays open here would hide its end of file from the loader.
+    A sibling's socket that stays open here would hide its end of file from the loader. Files are
+    what inherited objects read: a data set that holds one open, or has memory mapped from it.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for fd in open_fds():
-        if fd not in keep and fd not in STDIO and fd != null:
+        if fd not in keep and fd not in STDIO and fd != null and not _is_file(fd):
             # Objects in the inherited heap still own these numbers. Occupied, they cannot
             # become something of ours that such an object would then close.
             try:
@@ -125,6 +127,10 @@ def let_go_of_inherited(keep: Collection[int]) -> None:
                 # Beyond a limit that was lowered since, where nothing new is opened either.
                 os.close(fd)
     os.close(null)
+
+
+def _is_file(fd: int) -> bool:
+    return stat.S_ISREG(os.fstat(fd).st_mode)
 
 
 def _show_crashes() -> None:

@@ -1,9 +1,10 @@
 """What a child takes over from its loader.
 
-This file is about ``Environment``: the folder, the variables and the settings of the interpreter
-that the loader has when it asks a template for a child; and about ``Allowance``, what the loader
-may use of the machine: its CPUs, nice value and limits. A child is not forked by the thread that
-was told of these, and perhaps by a process that was started before any of them were changed.
+This file is about ``Heirloom``, an object that a forked child has in its memory; about
+``Environment``: the folder, the variables and the settings of the interpreter that the loader has
+when it asks a template for a child; and about ``Allowance``, what the loader may use of the
+machine: its CPUs, nice value and limits. A child is not forked by the thread that was told of
+these, and perhaps by a process that was started before any of them were changed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader import system
+
+#: The objects that were left to this process by the one it was forked from.
+_heirlooms: list[Any] = []
+
+
+def inherit(objects: list[Any]) -> None:
+    """Let ``Heirloom`` mean these objects in this process, and in those forked from it."""
+    _heirlooms[:] = objects
+
+
+def has_inherited() -> bool:
+    """Whether this process has what it runs from the one it was forked from."""
+    return bool(_heirlooms)
+
+
+class Heirloom:
+    """Stands in a pickle for an object that whoever loads the pickle has inherited."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inherited, (self._number,)
+
+
+def _inherited(number: int) -> Any:
+    return _heirlooms[number]
 
 
 @dataclass(frozen=True)

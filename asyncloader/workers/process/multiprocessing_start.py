@@ -2,12 +2,13 @@
 
 This file is about the start methods "fork", "spawn" and "forkserver", and about what every
 worker shares with the program's own use of ``multiprocessing``, which only this file imports.
-All of this runs in the spawner's thread, except ``refuse_unsafe_fork``.
+All of this runs in the spawner's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import multiprocessing
 import multiprocessing.util  # its exit function must be registered before ours
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import forkserver, reduction, resource_tracker
@@ -35,15 +37,19 @@ from asyncloader.workers.process.child import (
 )
 from asyncloader.workers.process.inherited import Allowance
 from asyncloader.workers.process.process import ProcessPlan, StartedProcess
+from asyncloader.workers.process.template_process import serve_heirs
 
 OUR_THREADS = "asyncloader"
 
 _FDS_FOR_A_START = 12
 
 
-def refuse_unsafe_fork() -> None:
-    """Raise WorkerStartupError if a thread runs that a forked child would miss."""
-    known = {threading.main_thread(), threading.current_thread()}
+def refuse_unsafe_fork(loops_own: threading.Thread) -> None:
+    """Raise WorkerStartupError if a thread runs that a forked child would miss.
+
+    ``loops_own`` is the thread of the loop, which stands still.
+    """
+    known = {threading.main_thread(), threading.current_thread(), loops_own}
     foreign = sorted(
         thread.name
         for thread in threading.enumerate()
@@ -56,15 +62,52 @@ def refuse_unsafe_fork() -> None:
         )
 
 
-def fork(
-    loop: asyncio.AbstractEventLoop, plan: ProcessPlan, sock: socket.socket, deadline: float
-) -> StartedProcess:
-    """Fork this process while the loop stands still; the child keeps nothing but its socket."""
+def fork_template(
+    loop: asyncio.AbstractEventLoop, heirlooms: list[Any], deadline: float, control_fd: int
+) -> ForkedProcess:
+    """Fork this process while the loop stands still; the child is a template for its heirs."""
     tracker_fd()
-    # No handler of the loader's may run in the child before it has let go of them.
-    held = signals_held(signal.valid_signals())
-    with standing_still(loop, deadline), held, _fork_warning_ignored():
-        return _start("fork", _forked_main, plan, sock, parent=os.getpid())
+    require_descriptors(_FDS_FOR_A_START)
+    context: Any = multiprocessing.get_context("fork")
+    lifeline = system.lifeline()
+    try:
+        process = context.Process(
+            target=_forked_main,
+            name="asyncloader template",
+            args=(control_fd, lifeline, os.getpid(), heirlooms),
+            daemon=False,
+        )
+        # No handler of the loader's may run in the child before it has let go of them.
+        held = signals_held(signal.valid_signals())
+        with standing_still(loop, deadline) as thread, held, _fork_warning_ignored():
+            refuse_unsafe_fork(thread)
+            process.start()
+    finally:
+        os.close(lifeline)
+    return ForkedProcess(process)
+
+
+class ForkedProcess:
+    """What ``subprocess.Popen`` is for a process that was forked."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._process.exitcode
+        return self.returncode
+
+    def wait(self) -> int | None:
+        if self.returncode is None:
+            self._process.join()
+        code = self.poll()
+        _close(self._process)
+        return code
+
+    def kill(self) -> None:
+        self._process.kill()
 
 
 def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> StartedProcess:
@@ -204,11 +247,13 @@ def _awaited_death(process: BaseProcess) -> int:
     return dead
 
 
-def _forked_main(
-    plan: ProcessPlan, sock: Inherited, lifeline: Inherited, parent: int, allowance: Allowance
-) -> None:
-    let_go_of_inherited({sock.fd, lifeline.fd, *_fds_of_output(), *_fds_of_multiprocessing()})
-    _live(plan, sock, lifeline, parent, allowance)
+def _forked_main(control_fd: int, lifeline: int, parent: int, heirlooms: list[Any]) -> None:
+    let_go_of_inherited({control_fd, lifeline, *_fds_of_output(), *_fds_of_multiprocessing()})
+    # What the loader does at its end is not for its children to do; what they make, they end.
+    atexit._clear()
+    atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+    serve_heirs(control_fd, lifeline, parent, heirlooms)
 
 
 def _served_main(
@@ -271,15 +316,17 @@ def _fork_warning_ignored() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def standing_still(loop: asyncio.AbstractEventLoop, deadline: float) -> Iterator[None]:
+def standing_still(loop: asyncio.AbstractEventLoop, deadline: float) -> Iterator[threading.Thread]:
     """Keep the running loop between two of its callbacks while the block runs.
 
-    To be used in another thread. Raises WorkerStartupError if the loop is in one
-    callback until the deadline.
+    Yields the loop's thread; to be used in another one. Raises WorkerStartupError if the loop is
+    in one callback until the deadline.
     """
     arrived, leave = threading.Event(), threading.Event()
+    standing: list[threading.Thread] = []
 
     def stand() -> None:
+        standing.append(threading.current_thread())
         arrived.set()
         leave.wait(max(0.0, deadline - time.monotonic()))
 
@@ -287,7 +334,7 @@ def standing_still(loop: asyncio.AbstractEventLoop, deadline: float) -> Iterator
         loop.call_soon_threadsafe(stand)
         if not arrived.wait(max(0.0, deadline - time.monotonic())):
             raise WorkerStartupError("fork has to wait for the event loop, which was busy too long")
-        yield
+        yield standing[0]
     finally:
         leave.set()
 

@@ -485,12 +485,25 @@ class WorkerEngine(Protocol):
         """How long the processes may take to be ready."""
         ...
 
+    @property
+    def instead_of_sending(self) -> str:
+        """What to do where a graph cannot be sent well, in words after others; or nothing."""
+        ...
+
     async def start(self, plan: ProcessPlan) -> WorkerProcess:
         """Start a process, without blocking the loop; if this fails, nothing is left of it."""
         ...
 
     async def why_late(self) -> str:
         """Say more of why processes were not ready in time, after a semicolon; or nothing."""
+        ...
+
+    def pack(self, code: Any) -> Parcel:
+        """Return what the processes unpack code from; call this before the first is started."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what is held for the processes, which have ended; idempotent."""
         ...
 
     def shared(self, parcel: Parcel) -> list[Any]:

@@ -17,8 +17,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from asyncloader.errors import WorkerStartupError
 from asyncloader.runtime import (
@@ -31,11 +32,9 @@ from asyncloader.runtime import (
 )
 from asyncloader.shield import shielded
 from asyncloader.system import channel_pair, in_forked_child, require_workers
-from asyncloader.transport.parcel import Parcel
+from asyncloader.transport.parcel import Parcel, pack_code
 from asyncloader.workers.process.multiprocessing_start import (
-    fork,
     fork_from_server,
-    refuse_unsafe_fork,
     spawn,
 )
 from asyncloader.workers.process.process import (
@@ -46,7 +45,11 @@ from asyncloader.workers.process.process import (
     kill_all_now,
     kill_processes_now,
 )
-from asyncloader.workers.process.template import end_templates, fork_from_template
+from asyncloader.workers.process.template import (
+    Heritage,
+    end_templates,
+    fork_from_template,
+)
 
 T = TypeVar("T")
 
@@ -60,15 +63,22 @@ _UNDO_SECONDS = 1.0
 _REAP_SECONDS = 5.0
 
 
-async def start_process(plan: ProcessPlan, *, method: str | None = None, timeout: float) -> Process:
+async def start_process(
+    plan: ProcessPlan,
+    *,
+    method: str | None = None,
+    timeout: float,
+    heritage: Heritage | None = None,
+) -> Process:
     """Start a child process, without blocking the loop.
 
-    ``method`` is None for the template process, or "fork", "spawn" or "forkserver".
+    ``method`` is None for the template process, or "fork", "spawn" or "forkserver". Processes that
+    are to inherit the same, with "fork", share a ``heritage``.
     Returns as soon as the process exists; whether its main can be imported is not
     known then. Raises WorkerStartupError if it does not exist within ``timeout``
     seconds. If the call fails or is cancelled, nothing is left of the process.
     """
-    start = _start_method(method)
+    start = _start_method(method, heritage)
     started = _in_spawner(partial(_start, start, plan, time.monotonic() + timeout))
     waiting = asyncio.wrap_future(started)
     try:
@@ -89,12 +99,12 @@ def check_method(method: str | None) -> None:
         raise ValueError(f"multiprocessing_context must be one of {valid}, got {method!r}")
 
 
-def _start_method(method: str | None) -> StartMethod:
+def _start_method(method: str | None, heritage: Heritage | None) -> StartMethod:
     check_method(method)
     require_workers()
     match method:
         case "fork":
-            refuse_unsafe_fork()
+            fork = _fork_alone if heritage is None else heritage.fork
             return partial(fork, asyncio.get_running_loop())
         case "spawn":
             return spawn
@@ -102,6 +112,24 @@ def _start_method(method: str | None) -> StartMethod:
             return fork_from_server
         case _:
             return fork_from_template
+
+
+def _fork_alone(
+    loop: asyncio.AbstractEventLoop, plan: ProcessPlan, sock: socket.socket, deadline: float
+) -> StartedProcess:
+    """Fork a process that shares what it inherits with no other."""
+    heritage = Heritage()
+    try:
+        born = heritage.fork(loop, plan, sock, deadline)
+    except BaseException:
+        heritage.end()
+        raise
+
+    def close_status() -> None:
+        born.close_status()
+        heritage.end()
+
+    return replace(born, close_status=close_status)
 
 
 def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
@@ -160,12 +188,24 @@ class ProcessEngine:
     """Makes the processes of a pool on this machine; ``method`` is that of ``start_process``."""
 
     start_seconds = 60.0
+    instead_of_sending = (
+        ', or pass multiprocessing_context="fork", with which workers inherit the graph as it is'
+    )
 
     def __init__(self, method: str | None) -> None:
         self._method = method
+        self._heritage = Heritage() if method == "fork" else None
 
     async def start(self, plan: ProcessPlan) -> Process:
-        return await start_process(plan, method=self._method, timeout=self.start_seconds)
+        timeout, heritage = self.start_seconds, self._heritage
+        return await start_process(plan, method=self._method, timeout=timeout, heritage=heritage)
+
+    def pack(self, code: Any) -> Parcel:
+        return pack_code(code) if self._heritage is None else self._heritage.add(code)
+
+    async def close(self) -> None:
+        if self._heritage is not None:
+            await asyncio.wrap_future(_in_spawner(self._heritage.end))
 
     async def why_late(self) -> str:
         return ""

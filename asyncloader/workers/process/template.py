@@ -3,11 +3,13 @@
 This file is about starting template processes and asking them for children.
 There is one per set of modules to preload: a loader that imports torch later on
 gets a second template, since one that is busy importing could neither fork nor
-tell of deaths. All of this runs in the spawner's thread, except ``end_templates``.
+tell of deaths. A pool whose processes are to inherit what is in memory has one of its own, a
+``Heritage``. All of this runs in the spawner's thread, except ``end_templates``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,14 +19,23 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, Protocol
 
 from asyncloader import system
 from asyncloader.errors import WorkerStartupError
 from asyncloader.system import in_forked_child, is_readable
-from asyncloader.workers.process.inherited import Environment, import_path
-from asyncloader.workers.process.multiprocessing_start import authkey, sigint_held, tracker_fd
+from asyncloader.transport.code import modules_being_imported, number_classes_of
+from asyncloader.transport.parcel import Parcel, without_imports_of
+from asyncloader.workers.process.inherited import Environment, Heirloom, import_path
+from asyncloader.workers.process.multiprocessing_start import (
+    authkey,
+    fork_template,
+    sigint_held,
+    tracker_fd,
+)
 from asyncloader.workers.process.process import ProcessPlan, StartedProcess
 from asyncloader.workers.process.template_process import (
     EXITCODE,
@@ -59,8 +70,9 @@ def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) 
 
 def end_templates() -> None:
     """Kill and reap every template process; their children die with them."""
-    while _templates:
-        _templates.popitem()[1].end()
+    for template in list(_running):
+        template.end()
+    _templates.clear()
 
 
 class TemplateGone(Exception):
@@ -70,17 +82,19 @@ class TemplateGone(Exception):
 class Template:
     """A running template process."""
 
-    def __init__(self, preload: tuple[str, ...]) -> None:
+    def __init__(self, launch: Callable[[int], Launched]) -> None:
         self._ended = False
+        self._owner = os.getpid()
         self._patience = 0.001
         self._control, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = _launch(theirs.fileno(), preload)
+                self._process = launch(theirs.fileno())
         except BaseException:
             # A template that was launched ends by itself with this socket.
             self._control.close()
             raise
+        _running.add(self)
 
     def is_running(self) -> bool:
         """Whether it may be asked; one that has ended is reaped and released by this."""
@@ -105,8 +119,8 @@ class Template:
         return StartedProcess(pid, death_fd, status_fd, find_exitcode, partial(os.close, status_fd))
 
     def end(self) -> None:
-        """Kill and reap the template process; idempotent."""
-        if self._ended:
+        """Kill and reap the template process, unless it is another's; idempotent."""
+        if self._ended or self._owner != os.getpid():
             return
         self._ended = True
         self._process.kill()
@@ -114,6 +128,7 @@ class Template:
         if is_readable(self._control.fileno(), _END_SECONDS):
             self._process.wait()
         self._control.close()
+        _running.discard(self)
 
     def disown(self) -> None:
         """In a forked child of the loader: let go of the parent's template."""
@@ -150,6 +165,65 @@ class Template:
         return int(answer)
 
 
+class Launched(Protocol):
+    """The process of a template."""
+
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> int | None: ...
+    def kill(self) -> None: ...
+
+
+#: Those that were not ended yet.
+_running: set[Template] = set()
+
+
+class Heritage:
+    """What the processes of a pool inherit when they are forked, and who forks them.
+
+    That is a template process: forked from this one with the first of them, it forks all, so that
+    one that is replaced later inherits the same.
+    """
+
+    def __init__(self) -> None:
+        self._heirlooms: list[Any] = []
+        self._template: Template | None = None
+
+    def add(self, value: Any) -> Parcel:
+        """Let the processes inherit a value; return what they unpack it from."""
+        self._heirlooms.append(value)
+        heirloom = Heirloom(len(self._heirlooms) - 1)
+        # A process that inherits a half imported module would wait for ever for the other half.
+        modules = modules_being_imported()
+        number_classes_of(modules)
+        halted = [module.__name__ for module in modules]
+        return Parcel(pickle.dumps(without_imports_of(halted, heirloom)), ())
+
+    def fork(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        plan: ProcessPlan,
+        sock: socket.socket,
+        deadline: float,
+    ) -> StartedProcess:
+        """Fork a child that has inherited the values."""
+        try:
+            if self._template is None or not self._template.is_running():
+                self._template = Template(partial(fork_template, loop, self._heirlooms, deadline))
+                # A pool that was dropped ends nothing itself.
+                weakref.finalize(self, self._template.end).atexit = False
+            return self._template.fork(_request(plan), sock, deadline)
+        except TemplateGone as error:
+            raise WorkerStartupError(f"{plan.name} was not started: {error}") from error
+
+    def end(self) -> None:
+        """End the template process, when no process is needed any more; idempotent."""
+        template, self._template = self._template, None
+        if template is not None:
+            template.end()
+
+
 def _told_exitcode(template: Template, fd: int, pid: int, death_fd: int) -> int | None:
     """Return the exit code that the template process writes into a pipe, if it is there."""
     try:
@@ -168,7 +242,7 @@ def _template(preload: tuple[str, ...]) -> Template:
     kind = (preload, (os.getuid(), os.geteuid()), (os.getgid(), os.getegid()))
     known = _templates.get(kind)
     if known is None or not known.is_running():
-        _templates[kind] = Template(preload)
+        _templates[kind] = Template(partial(_launch, preload=preload))
     return _templates[kind]
 
 
@@ -246,5 +320,6 @@ def _output(fd: int) -> Iterator[int]:
 
 @in_forked_child
 def _forget() -> None:
-    while _templates:
-        _templates.popitem()[1].disown()
+    _templates.clear()
+    while _running:
+        _running.pop().disown()

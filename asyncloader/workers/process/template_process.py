@@ -7,6 +7,9 @@ request with the descriptors of the new child, and back its pid. Each child has 
 pipe of its own on which its exit code is told. Once nobody has asked for a child for
 a while it imports what children may want as well, so that later ones need not. The
 template ends, and its children with it, when the loader closes the socket or dies.
+
+It may also be forked from the loader (``serve_heirs``): then its children have inherited what the
+loader had in memory at that moment, however often one of them is replaced.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ import struct
 import sys
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from time import monotonic
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from asyncloader import system
 from asyncloader.workers.process.child import (
@@ -39,7 +42,7 @@ from asyncloader.workers.process.child import (
     settle,
     tie_to,
 )
-from asyncloader.workers.process.inherited import Environment
+from asyncloader.workers.process.inherited import Environment, inherit
 from asyncloader.workers.process.setup import when_imported
 
 # What the exec'd interpreter runs. The module path is set before the first import that
@@ -106,12 +109,33 @@ def serve(control_fd: int, loader_fd: int, parent: int, preload: list[str]) -> N
     warnings.simplefilter("ignore")
     for module in preload:
         _import(module)
+    gc.collect()
     _hand_down()
-    _Template(control_fd, loader_fd).run()
+    _Template(control_fd, loader_fd, Environment.apply).run()
+
+
+def serve_heirs(control_fd: int, loader_fd: int, parent: int, heirlooms: list[Any]) -> NoReturn:
+    """Be a template process that was forked from the loader, until the loader is gone."""
+    forget_signals()
+    system.show_name("asyncloader template")
+    tie_to(parent)
+    inherit(heirlooms)
+    # Not collected before: that would copy the memory of all objects.
+    _hand_down()
+    _Template(control_fd, loader_fd, _take_allowance).run()
+
+
+def _take_allowance(environment: Environment) -> None:
+    """Take of the loader's present environment what is no copy of its memory."""
+    environment.allowance.apply()
 
 
 class _Template:
-    def __init__(self, control_fd: int, loader_fd: int) -> None:
+    def __init__(
+        self, control_fd: int, loader_fd: int, settle_in: Callable[[Environment], None]
+    ) -> None:
+        #: What a child does with the loader's environment.
+        self._settle_in = settle_in
         for fd in (control_fd, loader_fd):
             os.set_inheritable(fd, False)
         self._control = socket.socket(fileno=control_fd)
@@ -141,6 +165,7 @@ class _Template:
         """Import what children may want, until there is something else to do."""
         while self._wanted and not self._selector.select(0):
             _import(self._wanted.pop())
+        gc.collect()
         _hand_down()
 
     def _take_request(self, _: int) -> None:
@@ -208,9 +233,20 @@ class _Template:
         code = 1
         try:
             self._let_go()
-            code = exitcode_of(lambda: _live(request, fds, template, self._lifelines))
+            code = exitcode_of(lambda: self._live(request, fds, template))
         finally:
             os._exit(code)
+
+    def _live(self, request: ForkRequest, fds: ChildFds, template: int) -> None:
+        os.dup2(fds.stdout, 1)
+        os.dup2(fds.stderr, 2)
+        for fd in (fds.stdout, fds.stderr, fds.status):
+            os.close(fd)
+        settle(request.name, parent=template)
+        self._settle_in(request.environment)
+        _join_program(request.authkey, fds.tracker)
+        sock, args = socket.socket(fileno=fds.sock), pickle.loads(request.args)
+        run_main(request.main, sock, args, lifelines=self._lifelines)
 
     def _let_go(self) -> None:
         signal.set_wakeup_fd(-1)
@@ -229,18 +265,6 @@ def _bell_of(number: signal.Signals) -> tuple[int, int]:
     # Only a signal with a handler of Python's rings.
     signal.signal(number, lambda *_: None)
     return bell, rung
-
-
-def _live(request: ForkRequest, fds: ChildFds, template: int, lifelines: tuple[int, int]) -> None:
-    os.dup2(fds.stdout, 1)
-    os.dup2(fds.stderr, 2)
-    for fd in (fds.stdout, fds.stderr, fds.status):
-        os.close(fd)
-    settle(request.name, parent=template)
-    request.environment.apply()
-    _join_program(request.authkey, fds.tracker)
-    sock, args = socket.socket(fileno=fds.sock), pickle.loads(request.args)
-    run_main(request.main, sock, args, lifelines=lifelines)
 
 
 def _join_program(authkey: bytes, tracker_fd: int) -> None:
@@ -289,7 +313,6 @@ def receive_with_fds(control: socket.socket, size: int, count: int) -> tuple[byt
 def _hand_down() -> None:
     """Let children have what was imported, and leave its end to this process."""
     # It is the same in every child: no collection need look at it again.
-    gc.collect()
     gc.freeze()
     # Each child would remove what belongs to all, and take long about it: torch has hundreds.
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
