@@ -287,3 +287,36 @@ def test_workers_load_and_resume_tensors_where_numpy_is_not_installed(tmp_path):
     (missing / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy')")
     done = run_script(tmp_path, WITHOUT_NUMPY)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+AFTER_A_BAR = """
+import asyncio, threading
+import tqdm
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+list(tqdm.tqdm(range(3), disable=False, file=open("/dev/null", "w")))
+assert tqdm.tqdm.monitor.is_alive()
+# As its monitor does now and then, and perhaps at the fork.
+held = tqdm.std.TqdmDefaultWriteLock.th_lock
+threading.Thread(target=held.acquire).start()
+
+def bar(number):
+    return list(tqdm.tqdm([number], file=open("/dev/null", "w")))[0]
+
+async def main():
+    await asyncio.to_thread(int)
+    graph = IterableWrapper(range(6)).sharding_filter().map(bar)
+    async with DataLoader2(graph, None, MultiProcessingReadingService(2, "fork")) as loader:
+        print([number async for number in loader])
+
+asyncio.run(main())
+"""
+
+
+def test_a_fork_is_safe_beside_the_monitor_of_a_progress_bar_and_threads_that_wait(tmp_path):
+    source = AFTER_A_BAR.replace("import asyncio", "import warnings\nimport asyncio").replace(
+        "import tqdm\n", "import tqdm\nwarnings.simplefilter('ignore', ResourceWarning)\n", 1
+    )
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2, 3, 4, 5]\n", "")

@@ -21,9 +21,11 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import thread as executors
 from functools import partial
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 from asyncloader import system
@@ -50,16 +52,43 @@ def refuse_unsafe_fork(loops_own: threading.Thread) -> None:
     ``loops_own`` is the thread of the loop, which stands still.
     """
     known = {threading.main_thread(), threading.current_thread(), loops_own}
+    frames = sys._current_frames()
     foreign = sorted(
         thread.name
         for thread in threading.enumerate()
-        if thread not in known and not thread.name.startswith(OUR_THREADS)
+        if thread not in known and not _is_harmless(thread, frames.get(thread.ident or 0))
     )
     if foreign:
         raise WorkerStartupError(
             "fork is not safe while other threads run, which may hold locks: "
             f"{', '.join(foreign)}; leave out multiprocessing_context, or use 'spawn'"
         )
+
+
+def _is_harmless(thread: threading.Thread, frame: FrameType | None) -> bool:
+    """Whether a thread holds no lock that somebody in a forked child could wait for."""
+    # tqdm's monitor, which stays after the first progress bar, holds none but that of
+    # ``_free_locks``.
+    is_ours, is_monitor = thread.name.startswith(OUR_THREADS), _full_name(type(thread)) == _MONITOR
+    # What a loop runs functions in waits for the next one; nobody in a child gives it any.
+    function: Any = getattr(executors, "_worker", None)
+    waits = frame is not None and frame.f_code is getattr(function, "__code__", None)
+    return is_ours or is_monitor or (waits and thread.name.startswith("asyncio_"))
+
+
+_MONITOR = "tqdm._monitor.TMonitor"
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _free_locks() -> None:
+    """In a forked child: free the lock that tqdm's monitor may have held."""
+    std: Any = sys.modules.get("tqdm.std")
+    for lock in getattr(getattr(std, "TqdmDefaultWriteLock", None), "__dict__", {}).values():
+        # Only locks of threads know this; that of processes is freed by who holds it.
+        getattr(lock, "_at_fork_reinit", bool)()
 
 
 def fork_template(
@@ -249,6 +278,7 @@ def _awaited_death(process: BaseProcess) -> int:
 
 def _forked_main(control_fd: int, lifeline: int, parent: int, heirlooms: list[Any]) -> None:
     let_go_of_inherited({control_fd, lifeline, *_fds_of_output(), *_fds_of_multiprocessing()})
+    _free_locks()
     # What the loader does at its end is not for its children to do; what they make, they end.
     atexit._clear()
     atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]

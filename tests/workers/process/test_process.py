@@ -364,6 +364,18 @@ async def test_fork_is_refused_while_a_foreign_thread_runs() -> None:
         foreign.join()
 
 
+async def test_fork_is_refused_while_a_thread_of_the_loop_works_and_not_while_it_waits() -> None:
+    end = threading.Event()
+    working = asyncio.ensure_future(asyncio.to_thread(end.wait))
+    await asyncio.sleep(0)
+    with pytest.raises(WorkerStartupError, match="asyncio_0"):
+        await start_process(plan("echo"), method="fork", timeout=60)
+    end.set()
+    await working
+    async with running("echo", method="fork") as process:
+        await settled(process)
+
+
 async def test_fork_waits_for_a_busy_loop_no_longer_than_it_may() -> None:
     start = asyncio.ensure_future(start_process(plan("echo"), method="fork", timeout=0.2))
     await asyncio.sleep(0)
