@@ -25,6 +25,7 @@ from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.prefetching import PinMemory
 from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES, ShardingFilter
+from asyncloader.datapipes.shared_sequence import SharedSequence
 from asyncloader.datapipes.shuffling import MapShuffler
 from asyncloader.datapipes.sources import IterableWrapper, SequenceWrapper
 from asyncloader.services.base import ReadingServiceInterface
@@ -60,7 +61,7 @@ class DataSetSettings:
     on_worker_death: Literal["raise", "restart"]
 
     def __post_init__(self) -> None:
-        if is_pipe(self.dataset):
+        if is_pipe(self.dataset) and not isinstance(self.dataset, SharedSequence):
             raise TypeError(
                 f"from_dataset takes a data set, got the pipe {self.dataset!r}; pass it to"
                 " DataLoader2(...)"
@@ -138,7 +139,8 @@ class DataSetSettings:
     def _ordered(self) -> Any:
         if self.sampler is not None:
             return SampledItems(self.dataset, self.sampler)
-        data = SequenceWrapper(self.dataset, deepcopy=False)
+        is_shared = isinstance(self.dataset, SharedSequence)
+        data = self.dataset if is_shared else SequenceWrapper(self.dataset, deepcopy=False)
         return MapShuffler(data) if self.shuffle else MapToIterConverter(data)
 
     def _iterated(self) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.sampling import SampledItems
+from asyncloader.datapipes.shared_sequence import SharedSequence
 from asyncloader.datapipes.sources import SequenceWrapper
 from asyncloader.graph.walk import breadth_first
 
@@ -25,6 +26,8 @@ def dataset_of(datapipe: Any) -> Any:
     match sources:
         case [SequenceWrapper(sequence=data)] | [SampledItems(dataset=data)]:
             return data
+        case [SharedSequence()]:
+            return sources[0]
     raise AttributeError("this loader has no data set that is looked up: see loader.datapipe")
 
 

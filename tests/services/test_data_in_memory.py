@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, RandomSampler
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.map import SequenceWrapper, SharedSequence
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerStartupError
 from asyncloader.worker_info import get_worker_info
@@ -238,6 +238,24 @@ def test_what_cannot_be_pickled_is_named_with_what_to_do() -> None:
 
 
 # Shared by all -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"shuffle": True}, {"sampler": RandomSampler(range(N))}])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_from_dataset_looks_things_up_in_a_shared_sequence(
+    workers: int, settings: dict[str, Any]
+) -> None:
+    rows = SharedSequence({"number": number} for number in range(N))
+    with DataLoader2.from_dataset(
+        rows, batch_size=8, num_workers=workers, seed=1, **settings
+    ) as loader:
+        assert len(loader) == N / 8
+        assert loader.dataset[5] == {"number": 5}
+        numbers = torch.cat([batch["number"] for batch in loader]).tolist()
+        state = loader.state_dict(include_datapipe=False)
+    assert sorted(numbers) == list(range(N))
+    assert (numbers == sorted(numbers)) == (not settings)
+    assert state
 
 
 def test_loaders_may_run_side_by_side_over_the_same_data() -> None:
