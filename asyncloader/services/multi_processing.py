@@ -75,6 +75,7 @@ from asyncloader.services.base import (
     unchanged,
 )
 from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
+from asyncloader.services.heavy import warn_of_weight
 from asyncloader.services.in_process import HERE
 from asyncloader.services.tuned_workers import PREFETCH, TunedWorkers, room_in_memory
 from asyncloader.transport.code import unsendable_in
@@ -602,7 +603,7 @@ def _check_read_once(division: Division) -> None:
 
 def _packed_plan(engine: WorkerEngine, plan: WorkerPlan) -> Parcel:
     try:
-        return engine.pack(plan)
+        parcel = engine.pack(plan)
     except ResourceExhausted as error:
         raise WorkerStartupError(f"the workers were not started: {error}") from error
     except (Exception, SystemExit) as error:
@@ -610,6 +611,9 @@ def _packed_plan(engine: WorkerEngine, plan: WorkerPlan) -> Parcel:
             f"the graph cannot be sent to the workers{_culprit_in(plan)}: {error!r}; let functions"
             f" make in the workers what cannot be pickled{engine.instead_of_sending}"
         ) from error
+    if engine.instead_of_sending:
+        warn_of_weight(plan.ends, parcel)
+    return parcel
 
 
 def _culprit_in(plan: WorkerPlan) -> str:

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+import warnings
 from itertools import islice
 from typing import Any
 
@@ -20,6 +21,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper, SharedSequence
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerStartupError
+from asyncloader.services import heavy
 from asyncloader.worker_info import get_worker_info
 from tests.leaks import leaves_nothing
 from tests.needs import needs_sealed_memory
@@ -237,7 +239,7 @@ def test_what_cannot_be_pickled_is_named_with_what_to_do() -> None:
         loader.__enter__()
 
 
-# Shared by all -------------------------------------------------------------------------
+# What is heavy, and the remedy -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [{}, {"shuffle": True}, {"sampler": RandomSampler(range(N))}])
@@ -256,6 +258,51 @@ def test_from_dataset_looks_things_up_in_a_shared_sequence(
     assert sorted(numbers) == list(range(N))
     assert (numbers == sorted(numbers)) == (not settings)
     assert state
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, rows: Any, **others: Any) -> None:
+        self.rows = rows
+        self.others = others
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def warnings_of(data: Any, method: str | None = None) -> list[str]:
+    graph = SequenceWrapper(data, deepcopy=False).sharding_filter()
+    service = MultiProcessingReadingService(1, method)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with DataLoader2(graph, reading_service=service) as loader:
+            assert list(loader) == list(range(4))
+    return [str(each.message) for each in caught]
+
+
+def test_a_warning_names_the_objects_that_each_worker_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heavy, "HEAVY_PICKLE", 1 << 20)
+    data = Rows([{"path": f"{number:0100}.jpg"} for number in range(20_000)], small=[1, 2])
+    (warning,) = warnings_of(data)
+    assert "the attribute 'rows' of Rows in SequenceWrapper" in warning
+    assert "SharedSequence" in warning
+    assert 'multiprocessing_context="fork"' in warning
+    assert warnings_of(data, "fork") == []
+
+
+def test_a_warning_names_the_arrays_that_are_in_memory_a_second_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heavy, "HEAVY_MEMORY", 4 << 20)
+    data = Rows(np.zeros(4 << 20, dtype=np.uint8), small=np.zeros(1 << 17))
+    (warning,) = warnings_of(data)
+    assert "one copy of 5 MiB of arrays and tensors" in warning
+    assert "the attribute 'rows' of Rows" in warning
+    assert warnings_of(data, "fork") == []
 
 
 def test_loaders_may_run_side_by_side_over_the_same_data() -> None:
