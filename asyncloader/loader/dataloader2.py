@@ -72,9 +72,11 @@ class DataLoader2(Generic[T_co]):
     """Load the items of a graph, by ``async for`` or ``for``.
 
     The graph and the service are copied (the data inside the pipes is not), so both can be
-    used again elsewhere. Adapters are applied once, here. Nothing starts before the first
-    item is asked for, ``await loader.start()``, or ``with`` or ``async with``, which also shut
-    the loader down at the end. ``seed=1`` is the same as ``loader.seed(1)`` at once.
+    used again elsewhere. Adapters are applied once, here. Nothing runs before the first item is
+    asked for, ``await loader.start()``, or ``with`` or ``async with``, which also shut the loader
+    down at the end; but where worker processes will need torch, and your program has it, the
+    process that forks them begins to import it now. ``seed=1`` is the same as ``loader.seed(1)`` at
+    once.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> with DataLoader2(IterableWrapper(range(4)).batch(2)) as loader:
@@ -128,6 +130,7 @@ class DataLoader2(Generic[T_co]):
             self._use_graph(adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn))
         if seed is not None:
             self.seed(seed)
+        self.reading_service.expect_start()
 
     @classmethod
     def from_state(

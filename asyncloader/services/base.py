@@ -108,6 +108,12 @@ class ReadingServiceInterface:
     async def finalize(self) -> None:
         """Release everything the service holds; it may be called more than once."""
 
+    def expect_start(self) -> None:
+        """Begin what takes long at a start, in the background: a loader was made that will start.
+
+        Must not block, and must not fail: the loader may never be used.
+        """
+
     def needs_finalize(self) -> bool:
         """Whether the service holds something that only ``finalize`` releases.
 

@@ -81,11 +81,11 @@ from asyncloader.services.tuned_workers import PREFETCH, TunedWorkers, room_in_m
 from asyncloader.transport.code import unsendable_in
 from asyncloader.transport.parcel import Parcel
 from asyncloader.tuning import AUTO, Window
-from asyncloader.worker_info import WorkerInfo
+from asyncloader.worker_info import WorkerInfo, get_worker_info
 from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
 from asyncloader.workers.dispatcher import DispatchPlan
 from asyncloader.workers.graph_part import NO_RESETS, check_alike, dump_resets, resets_name
-from asyncloader.workers.pool import CLOSE_GRACE, DealPlan, WorkerPool
+from asyncloader.workers.pool import CLOSE_GRACE, DealPlan, WorkerPool, expect_workers
 from asyncloader.workers.process.process import WorkerEngine
 from asyncloader.workers.process.start import ProcessEngine, check_method
 from asyncloader.workers.worker import WorkerPlan, shard_for_worker
@@ -307,6 +307,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         closing = [task for task in self._closing if task.get_loop() is loop]
         if closing:
             await asyncio.wait(closing, timeout=time_left(CLOSE_GRACE))
+
+    def expect_start(self) -> None:
+        workers = self.worker_count()
+        # A module that makes a loader may be imported by workers too, which do not iterate it.
+        if workers and get_worker_info() is None:
+            expect_workers(self._engine(workers))
 
     def needs_finalize(self) -> bool:
         # A dropped pool ends its processes itself, with a warning.

@@ -126,6 +126,10 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         initialized, self._initialized = self._initialized, []
         await all_of(service.finalize for service in reversed(initialized))
 
+    def expect_start(self) -> None:
+        for service in self.reading_services:
+            service.expect_start()
+
     def needs_finalize(self) -> bool:
         return any(service.needs_finalize() for service in self.reading_services)
 

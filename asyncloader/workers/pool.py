@@ -375,6 +375,11 @@ _MAIN = "asyncloader.workers.worker"
 _DISPATCH = "asyncloader.workers.dispatcher"
 
 
+def expect_workers(engine: WorkerEngine) -> None:
+    """Let an engine begin what takes long before the first worker can be started."""
+    engine.expect(_worker_plan(0))
+
+
 def _worker_plan(worker: int) -> ProcessPlan:
     return ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
 

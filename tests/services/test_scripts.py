@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from tests.needs import needs_template_with_imports
 from tests.processes.scripts import run_script
 
 METHODS = [None, "fork", "spawn", "forkserver"]
@@ -287,6 +288,59 @@ def test_workers_load_and_resume_tensors_where_numpy_is_not_installed(tmp_path):
     (missing / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy')")
     done = run_script(tmp_path, WITHOUT_NUMPY)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+EARLY = """
+import os, sys, time
+{imports}
+from asyncloader import DataLoader2
+from tests.leaks import descendants
+
+loader = DataLoader2.from_dataset(range(8), batch_size=None, num_workers={workers})
+deadline = time.monotonic() + {seconds}
+while not descendants() and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(len(descendants()))
+"""
+
+
+@needs_template_with_imports
+def test_what_workers_are_forked_from_imports_torch_as_soon_as_there_is_a_loader(tmp_path):
+    source = EARLY.format(imports="import torch", workers=2, seconds=60) + textwrap.dedent(
+        """
+        (template,) = descendants()
+        with loader:
+            assert list(loader) == list(range(8))
+            parents = {parent_of(worker.pid) for worker in loader.stats().workers}
+        assert parents == {template}, (parents, template)
+        with DataLoader2.from_dataset(range(8), batch_size=None, num_workers=1) as other:
+            assert list(other) == list(range(8))
+        assert set(descendants()) - {template} <= trackers, descendants()
+        """
+    ).replace("trackers", "{each for each, what in descendants().items() if 'python' in what}")
+    source = source.replace(
+        "import descendants", "import descendants\nfrom tests.eyes import parent_of"
+    )
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("imports", "workers"), [("import torch", 0), ("", 2)], ids=["no workers", "no torch"]
+)
+def test_a_loader_that_was_only_made_starts_no_process_that_is_not_needed(
+    imports, workers, tmp_path
+):
+    done = run_script(tmp_path, EARLY.format(imports=imports, workers=workers, seconds=0.5))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+@needs_template_with_imports
+def test_a_loader_that_is_never_used_lets_its_program_end_in_silence(tmp_path):
+    source = "import torch\nfrom asyncloader import DataLoader2\n"
+    source += "DataLoader2.from_dataset(range(8), num_workers=2)\n"
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 AFTER_A_BAR = """

@@ -74,6 +74,9 @@ class ActorEngine:
         #: Asks for the free resources, to see whether the head answers.
         self._asking: asyncio.Future[dict[str, float] | None] | None = None
 
+    def expect(self, plan: ProcessPlan) -> None:
+        """Do nothing: the cluster is asked when the loader starts."""
+
     async def start(self, plan: ProcessPlan) -> ActorProcess:
         # Ray places actors on a node that is lost until it notices that. The start has a limit.
         while (process := await self._placed(plan)) is None:

@@ -490,6 +490,10 @@ class WorkerEngine(Protocol):
         """What to do where a graph cannot be sent well, in words after others; or nothing."""
         ...
 
+    def expect(self, plan: ProcessPlan) -> None:
+        """Begin, in the background, what takes long before such a process can be started."""
+        ...
+
     async def start(self, plan: ProcessPlan) -> WorkerProcess:
         """Start a process, without blocking the loop; if this fails, nothing is left of it."""
         ...

@@ -31,7 +31,7 @@ from asyncloader.runtime import (
     process_for,
 )
 from asyncloader.shield import shielded
-from asyncloader.system import channel_pair, in_forked_child, require_workers
+from asyncloader.system import HAS_WORKERS, channel_pair, in_forked_child, require_workers
 from asyncloader.transport.parcel import Parcel, pack_code
 from asyncloader.workers.process.multiprocessing_start import (
     fork_from_server,
@@ -48,6 +48,7 @@ from asyncloader.workers.process.process import (
 from asyncloader.workers.process.template import (
     Heritage,
     end_templates,
+    expect_fork,
     fork_from_template,
 )
 
@@ -195,6 +196,10 @@ class ProcessEngine:
     def __init__(self, method: str | None) -> None:
         self._method = method
         self._heritage = Heritage() if method == "fork" else None
+
+    def expect(self, plan: ProcessPlan) -> None:
+        if self._method is None and HAS_WORKERS:
+            _in_spawner(partial(expect_fork, plan))
 
     async def start(self, plan: ProcessPlan) -> Process:
         timeout, heritage = self.start_seconds, self._heritage

@@ -68,6 +68,15 @@ def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) 
         raise WorkerStartupError(f"{plan.name} was not started: {error}") from error
 
 
+def expect_fork(plan: ProcessPlan) -> None:
+    """Start the template for a child now, if it has to import what takes long."""
+    preload = _preloaded(plan)
+    if "torch" in preload:
+        # What is wrong is said when the child is started.
+        with contextlib.suppress(Exception):
+            _template(preload)
+
+
 def end_templates() -> None:
     """Kill and reap every template process; their children die with them."""
     for template in list(_running):
