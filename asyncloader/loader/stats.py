@@ -437,6 +437,12 @@ def _cause(stats: LoaderStats) -> _Verdict:
         return why.after(
             f"the workers wait {percent_text(dealt)} of their time for the dispatching process"
         )
+    importing = _share(workers, "importing")
+    if importing > _MUCH:
+        return _Verdict(
+            f"{percent_text(importing)} of a worker's time goes into importing modules, which each"
+            " does once: look again at a longer epoch, or at the next one"
+        )
     if handing > _MUCH:
         return _Verdict(
             f"{percent_text(handing)} of a worker's time goes into sending items: send less data,"
@@ -560,6 +566,7 @@ def _worker_metrics(worker: WorkerStats) -> Iterable[Metric]:
             "worker_items_total": worker.items,
             "worker_working_seconds_total": worker.working,
             "worker_sending_seconds_total": worker.handing,
+            "worker_importing_seconds_total": worker.importing,
             "worker_waiting_seconds_total": worker.waiting,
             "worker_ready_items": worker.ready,
             "worker_restarts_total": worker.restarts,

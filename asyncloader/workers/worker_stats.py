@@ -13,7 +13,7 @@ from time import monotonic
 from types import CodeType
 from typing import Any
 
-from asyncloader.datapipes.watch.frames import HANDING
+from asyncloader.datapipes.watch.frames import HANDING, IMPORTING
 from asyncloader.datapipes.watch.watching import Tally, Watched, Watching
 from asyncloader.errors import TransportError
 from asyncloader.workers.conversation import Conversation
@@ -62,6 +62,8 @@ class WorkerStats:
     ready: int = 0
     #: How often it died and was replaced since the loader was started.
     restarts: int = 0
+    #: Of the seconds in which it worked, those in which it imported modules: each does so once.
+    importing: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -109,10 +111,12 @@ class Account:
         counts, main, arena = self._counts(), self.main, self._conversation.arena
         made = {id(part.end): count for part, count in zip(self._parts, counts, strict=False)}
         working, waiting = main.times()
+        seconds = main.seconds()
         tally = WorkerStats(
             items=sum(counts),
             working=working,
-            handing=main.seconds().get(HANDING, 0.0),
+            handing=seconds.get(HANDING, 0.0),
+            importing=seconds.get(IMPORTING, 0.0),
             waiting=waiting,
             shared_used=arena.lent_bytes,
             shared_bytes=arena.mapped_bytes,

@@ -19,9 +19,12 @@ from typing import Any
 
 from asyncloader.system import in_forked_child
 
-#: The places of a thread that passes items on, in no pipe; of one that does something else; and
-#: of one that waits for items which another thread or process makes, where they are watched.
-HANDING, OUTSIDE, ELSEWHERE = -1, -2, -3
+#: The places of a thread that passes items on, in no pipe; of one that does something else; of
+#: one that waits for items which another thread or process makes, where they are watched; and of
+#: one that imports a module, for whichever pipe: it does so once.
+HANDING, OUTSIDE, ELSEWHERE, IMPORTING = -1, -2, -3, -4
+
+_IMPORT = "<frozen importlib._bootstrap>"
 
 _PIPES = os.path.dirname(os.path.dirname(__file__))
 _PACKAGE = os.path.join(os.path.dirname(_PIPES), "")
@@ -55,9 +58,10 @@ class CodeOwners:
     def place(self, frame: FrameType | None, inside: CodeType, iterated: Any = None) -> int:
         """Return the place of the pipe that a thread is in, from its innermost frame on.
 
-        HANDING where it is in the function ``inside``, but in none of the pipes, and
-        OUTSIDE where it is not in that. What it iterates there is ``iterated``, or the first of
-        the pipes. A thread that waits for a pipe that runs ahead is where ``awaited`` says.
+        HANDING where it is in the function ``inside``, but in none of the pipes, IMPORTING
+        where it imports something there, and OUTSIDE where it is not in that. What it iterates
+        there is ``iterated``, or the first of the pipes. A thread that waits for a pipe that runs
+        ahead is where ``awaited`` says.
         """
         place = self._place_of_frames(frame, inside, iterated)
         return place if place < 0 else self.awaited(place)
@@ -87,15 +91,18 @@ class CodeOwners:
 
     def _place_of_frames(self, frame: FrameType | None, inside: CodeType, iterated: Any) -> int:
         inner: FrameType | None = None
-        place, has_generator = HANDING, False
+        place, has_generator, imports = HANDING, False, False
         while frame is not None and frame.f_code is not inside:
             places = self._places.get(frame.f_code)
             if places is not None and place == HANDING:
                 place = self._place_of(frame, places, inner)
             has_generator = has_generator or bool(frame.f_code.co_flags & _GENERATOR)
+            imports = imports or frame.f_code.co_filename == _IMPORT
             inner, frame = frame, frame.f_back
         if frame is None:
             return OUTSIDE
+        if imports:
+            return IMPORTING
         # A generator of no pipe's class belongs to the pipe that is iterated.
         is_iterated = place == HANDING and has_generator and self._pipes
         return self._at(iterated, 0) if is_iterated else place

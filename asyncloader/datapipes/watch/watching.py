@@ -221,7 +221,7 @@ class Watched:
         return max(0.0, now - self._begun - waiting), waiting
 
     def seconds(self) -> dict[int, float]:
-        """Return how long it worked in each pipe, by place; HANDING is time between pipes."""
+        """Return how long it worked in each pipe, by place; HANDING and IMPORTING too."""
         looks = {place: count for place, count in dict(self.looks).items() if place != OUTSIDE}
         if not looks:
             return {}
