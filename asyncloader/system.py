@@ -328,14 +328,28 @@ def lifeline() -> int:
     It is the end of a pipe that nobody writes to. The other end is closed when this process ends
     or executes another program, and in each forked child of it.
     """
-    global _life
+    global _life, _life_identity
     with _life_lock:
-        if _life is None:
+        if _life is None or identity(_life[0]) != _life_identity:
             _life = os.pipe()
+            _life_identity = identity(_life[0])
         return os.dup(_life[0])
 
 
+def identity(fd: int) -> tuple[int, int] | None:
+    """Return what tells the file of a descriptor from others; None if it is closed.
+
+    A program that becomes a daemon closes descriptors that are not its own, and opens others.
+    """
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 _life: tuple[int, int] | None = None
+_life_identity: tuple[int, int] | None = None
 _life_lock = threading.Lock()
 
 
@@ -343,10 +357,10 @@ _life_lock = threading.Lock()
 def _have_another_life() -> None:
     global _life, _life_lock
     _life_lock = threading.Lock()
-    if _life is not None:
+    if _life is not None and identity(_life[0]) == _life_identity:
         for fd in _life:
             os.close(fd)
-        _life = None
+    _life = None
 
 
 def watch_death(pid: int, told: int) -> int:

@@ -374,3 +374,29 @@ def test_a_fork_is_safe_beside_the_monitor_of_a_progress_bar_and_threads_that_wa
     )
     done = run_script(tmp_path, source)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2, 3, 4, 5]\n", "")
+
+
+CLOSING = """
+import os
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+def items():
+    graph = IterableWrapper(range(8)).sharding_filter()
+    with DataLoader2(graph, None, MultiProcessingReadingService(2, {method!r})) as loader:
+        return list(loader)
+
+assert items() == list(range(8))
+os.closerange(3, 1024)
+others = [os.open("/dev/null", os.O_RDONLY) for _ in range(30)]
+assert items() == items() == list(range(8))
+for fd in others:
+    os.close(fd)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("method", [None, "fork"])
+def test_workers_start_after_the_program_has_closed_all_descriptors(method, tmp_path):
+    done = run_script(tmp_path, CLOSING.format(method=method))
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -183,11 +183,20 @@ def tracker_fd() -> int:
     A worker with a tracker of its own would destroy, with its end, what the program owns and
     the worker has only attached to.
     """
+    global _tracker_identity
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._fd is not None and system.identity(tracker._fd) != _tracker_identity is not None:
+        # The program has closed it, and the tracker would close what has that number now.
+        tracker._fd = None
     # It unblocks signals in this thread when it starts.
     with signals_held(()):
         fd = resource_tracker.getfd()
     assert fd is not None
+    _tracker_identity = system.identity(fd)
     return fd
+
+
+_tracker_identity: tuple[int, int] | None = None
 
 
 def authkey() -> bytes:

@@ -103,13 +103,18 @@ class Template:
             # A template that was launched ends by itself with this socket.
             self._control.close()
             raise
+        self._identity = system.identity(self._control.fileno())
         _running.add(self)
 
     def is_running(self) -> bool:
         """Whether it may be asked; one that has ended is reaped and released by this."""
-        if not self._ended and self._process.poll() is not None:
+        if not self._ended and (self._is_cut_off() or self._process.poll() is not None):
             self.end()
         return not self._ended
+
+    def _is_cut_off(self) -> bool:
+        """Whether the program has closed the socket, as one does that becomes a daemon."""
+        return system.identity(self._control.fileno()) != self._identity
 
     def fork(self, request: ForkRequest, sock: socket.socket, deadline: float) -> StartedProcess:
         """Fork a child, or raise TemplateGone, or WorkerStartupError if that cannot help."""
@@ -133,8 +138,11 @@ class Template:
             return
         self._ended = True
         self._process.kill()
+        if self._is_cut_off():
+            self._process.wait()
+            self._control.detach()
         # Its end of the socket is closed with it.
-        if is_readable(self._control.fileno(), _END_SECONDS):
+        elif is_readable(self._control.fileno(), _END_SECONDS):
             self._process.wait()
         self._control.close()
         _running.discard(self)
@@ -144,6 +152,8 @@ class Template:
         if self._ended:
             return
         self._ended = True
+        if self._is_cut_off():
+            self._control.detach()
         self._control.close()
         self._process.returncode = 0
 
