@@ -188,7 +188,9 @@ def _end_everything() -> None:
 class ProcessEngine:
     """Makes the processes of a pool on this machine; ``method`` is that of ``start_process``."""
 
-    start_seconds = 60.0
+    #: A worker that dies is told at once; this is for one that hangs. To import torch and what a
+    #: graph's functions need takes minutes where a busy machine or a slow file system is.
+    start_seconds = 300.0
     instead_of_sending = (
         ', or pass multiprocessing_context="fork", with which workers inherit the graph as it is'
     )
