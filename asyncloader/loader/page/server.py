@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -22,6 +23,7 @@ import socket
 import weakref
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+logger = logging.getLogger("asyncloader")
+_SILENT = logging.Logger("asyncloader watch", logging.CRITICAL + 1)
+
 #: How often it looks, while somebody looks at the page.
 TICK_SECONDS = 1.0
 
@@ -42,6 +47,10 @@ _MISSED_TICKS = 5
 _MOST_VIEWERS = 32
 _MOST_REPORT_BYTES = 4 << 20
 _CLOSE_SECONDS = 1.0
+
+#: How many connections may be open that have not shown the token, and for how long.
+_MOST_STRANGERS = 16
+STRANGE_SECONDS = 5.0
 
 #: Whoever asks for another name was sent here by a page of somebody else.
 _HOSTS = ("127.0.0.1", "localhost")
@@ -70,6 +79,7 @@ _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 _App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+_GuardedApp = Callable[[Callable[[], None], _Message, _Receive, _Send], Awaitable[None]]
 
 
 def check_installed() -> None:
@@ -123,7 +133,7 @@ class PageServer:
         await self._listen(view.app(token))
         return view
 
-    async def _listen(self, app: _App) -> None:
+    async def _listen(self, app: _GuardedApp) -> None:
         from uvicorn import Config
         from uvicorn.protocols.http.h11_impl import H11Protocol
         from uvicorn.server import ServerState
@@ -135,15 +145,40 @@ class PageServer:
         )
         config.load()
         self._state = state = ServerState()
+        strangers = _Strangers()
 
-        def connection() -> H11Protocol:
-            protocol = H11Protocol(config, state, {})
-            # The token is in the path, and must not get into a log.
-            protocol.access_log = False
-            return protocol
+        class Connection(H11Protocol):
+            def __init__(self) -> None:
+                super().__init__(config, state, {})
+                self.app = partial(app, self._is_known)
+                # The token is in the path, and must not get into a log.
+                self.access_log = False
+                # Nor may a stranger write to the program's.
+                self.logger = _SILENT
+
+            def _is_known(self) -> None:
+                strangers.remove(self.transport)
+
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+                super().connection_made(transport)
+                strangers.add(transport)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                strangers.remove(self.transport)
+                super().connection_lost(exc)
+
+            def data_received(self, data: bytes) -> None:
+                try:
+                    super().data_received(data)
+                except Exception:
+                    # Garbage behind a request that is being answered.
+                    logger.debug("a connection is closed", exc_info=True)
+                    self.transport.abort()
 
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(connection, sock=self._socket)
+        self._server = await loop.create_server(
+            Connection, sock=self._socket, backlog=_MOST_STRANGERS
+        )
 
     def _descriptors(self) -> list[int]:
         """Return the descriptors of the port and of the connections to it."""
@@ -175,6 +210,30 @@ def _leave_to_parent() -> None:
         server.leave_to_parent()
 
 
+class _Strangers:
+    """The connections that have not shown the token yet: a few, and not for long.
+
+    Anybody on this machine can open connections, and each takes a descriptor of the program.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+
+    def add(self, transport: asyncio.Transport) -> None:
+        """Let one wait for a moment, and send the oldest away if there are too many."""
+        if len(self._ends) >= _MOST_STRANGERS:
+            oldest = next(iter(self._ends))
+            self.remove(oldest)
+            oldest.abort()
+        loop = asyncio.get_running_loop()
+        self._ends[transport] = loop.call_later(STRANGE_SECONDS, transport.abort)
+
+    def remove(self, transport: asyncio.Transport) -> None:
+        """One is known now, or gone."""
+        if (end := self._ends.pop(transport, None)) is not None:
+            end.cancel()
+
+
 class _View:
     """What is shown, and who looks at it; everything on the server's loop."""
 
@@ -190,7 +249,7 @@ class _View:
         self._latest: list[Panel] = []
         self._is_over = False
 
-    def app(self, token: str) -> _App:
+    def app(self, token: str) -> _GuardedApp:
         """Return the application, which answers those who know the token only."""
         from starlette.applications import Starlette
         from starlette.responses import Response
@@ -362,10 +421,15 @@ def report_of(body: bytes) -> tuple[str, list[Panel]]:
     return source, panels
 
 
-def _guarded(app: _App, token: str) -> _App:
-    """Return an application that answers only those who know the token and came here directly."""
+def _guarded(app: _App, token: str) -> _GuardedApp:
+    """Return an application that answers only those who know the token and came here directly.
 
-    async def guarded(scope: _Message, receive: _Receive, send: _Send) -> None:
+    It says when somebody does.
+    """
+
+    async def guarded(
+        is_known: Callable[[], None], scope: _Message, receive: _Receive, send: _Send
+    ) -> None:
         from starlette.responses import PlainTextResponse, RedirectResponse
 
         async def send_with_headers(message: _Message) -> None:
@@ -379,8 +443,10 @@ def _guarded(app: _App, token: str) -> _App:
             answer = PlainTextResponse("this page has no such name", 403)
         elif not hmac.compare_digest(given.encode(), token.encode()):
             answer = PlainTextResponse("this is not the page's address: copy the whole of it", 403)
-        elif not slash:
-            answer = RedirectResponse(f"/{token}/")
+        else:
+            is_known()
+            if not slash:
+                answer = RedirectResponse(f"/{token}/")
         path = f"/{rest}"
         await answer({**scope, "path": path, "raw_path": path.encode()}, receive, send_with_headers)
 

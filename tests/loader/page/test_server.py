@@ -158,6 +158,87 @@ async def test_no_more_than_so_many_may_look_at_once(loader, monkeypatch):
                 pass
 
 
+class Caller:
+    """A connection of somebody who may know the token, or not."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def at(cls, url: str, sent: bytes = b"") -> Caller:
+        place = urlsplit(url)
+        caller = cls(*await asyncio.open_connection(place.hostname, place.port))
+        caller.writer.write(sent)
+        return caller
+
+    async def received(self) -> bytes:
+        """Return all that comes until the page closes the connection."""
+        async with asyncio.timeout(SECONDS):
+            try:
+                return await self.reader.read()
+            except ConnectionError:
+                return b""
+            finally:
+                self.writer.close()
+
+
+async def test_n29_strangers_have_few_connections_and_who_knows_the_token_is_answered(loader):
+    with loader.watch() as watch:
+        silent = [await Caller.at(watch.url) for _ in range(100)]
+        assert await status(watch.url) == 200
+        async with viewing(watch.url) as viewer:
+            ends = [asyncio.create_task(caller.received()) for caller in silent]
+            while sum(end.done() for end in ends) < 84:
+                await viewer.panels()
+            # Meanwhile none has come who could take the place of the others.
+            assert sum(end.done() for end in ends) <= 85
+            for caller in silent:
+                caller.writer.close()
+            await asyncio.wait(ends)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HT",
+        b"GET /wrong/ HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n",
+        b"POST /wrong/report HTTP/1.1\r\nHost: 127.0.0.1:1\r\nContent-Length: 9\r\n\r\nx",
+    ],
+)
+async def test_n29_who_has_not_shown_the_token_for_a_while_is_sent_away(sent, loader, monkeypatch):
+    monkeypatch.setattr(server, "STRANGE_SECONDS", 0.3)
+    with loader.watch() as watch:
+        async with viewing(watch.url) as viewer:
+            stranger = await Caller.at(watch.url, sent)
+            assert (await stranger.received()).startswith(b"HTTP/1.1 403" if sent[10:] else b"")
+            for _ in range(6):
+                # Who looks stays, for longer than a stranger may.
+                await viewer.panels()
+
+
+GARBAGE = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    b"\0" * 100 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a:1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a:1\r\n\r\ngarbage\r\n\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a:1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000,
+]
+
+
+async def test_n29_what_strangers_send_gets_into_no_log(loader, caplog, monkeypatch):
+    monkeypatch.setattr(server, "STRANGE_SECONDS", 1.0)
+    caplog.set_level(logging.INFO)
+    with loader.watch() as watch:
+        for garbage in GARBAGE:
+            found = await (await Caller.at(watch.url, garbage)).received()
+            assert found[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 403")
+        assert await status(watch.url) == 200
+    assert caplog.records == []
+
+
 async def test_the_token_gets_into_no_log(loader, caplog):
     caplog.set_level(logging.DEBUG)
     with loader.watch() as watch:
