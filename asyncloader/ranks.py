@@ -60,6 +60,56 @@ def own_rank() -> int:
     return dist.get_rank()
 
 
+def place_in(group: Any) -> tuple[int, int]:
+    """Return this process's rank in a group, and the group's size; ValueError if it is in none.
+
+    A group is one of torch.distributed, a mesh of one dimension, or the pair itself.
+    """
+    if isinstance(group, tuple):
+        return _checked_place(group)
+    import torch.distributed as dist
+
+    group = _group_of_mesh(group) if hasattr(group, "get_group") else group
+    # Those that are not in a new group get a number or an object in its place.
+    if not isinstance(group, dist.ProcessGroup) and group != dist.GroupMember.NON_GROUP_MEMBER:
+        raise TypeError(
+            "group must be a process group of torch.distributed, a dimension of a DeviceMesh"
+            f' (mesh["dp"]), or (rank, size), got {type(group).__name__}'
+        )
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError(
+            f"this process, rank {dist.get_rank()} of the run, is not in the group among which the"
+            " items are to be divided; give each rank the group that it is in"
+        )
+    return rank, size
+
+
+def _checked_place(group: tuple[Any, ...]) -> tuple[int, int]:
+    if len(group) != 2 or any(type(each) is not int for each in group):
+        raise TypeError(f"a group that is a tuple must be (rank, size), two integers, got {group}")
+    rank, size = group
+    if not 0 <= rank < size:
+        raise ValueError(f"the rank must be at least 0 and less than the size, got {group}")
+    return rank, size
+
+
+def _group_of_mesh(mesh: Any) -> Any:
+    if mesh.ndim != 1:
+        names = ", ".join(map(repr, mesh.mesh_dim_names or ["without names"]))
+        raise ValueError(
+            f"the mesh has {mesh.ndim} dimensions, {names};"
+            ' name the one among which the items are to be divided, mesh["dp"]. Where these are'
+            " several, as with HSDP, flatten them first"
+        )
+    if mesh.get_coordinate() is None:
+        raise ValueError(
+            "this process is not in the mesh among which the items are to be divided; give each"
+            " rank a mesh that it is in"
+        )
+    return mesh.get_group()
+
+
 async def open_group(timeout: float) -> RankGroup:
     """Open a gloo group of all ranks, which all of them do at the same time.
 
@@ -112,10 +162,11 @@ class Topic(IntEnum):
     """What a statement is about, in the order in which a loader comes to it."""
 
     GRAPH = 1
-    WORKERS = 2
-    SEED = 3
-    PLACE = 4
-    WINDOW = 5
+    GROUP = 2
+    WORKERS = 3
+    SEED = 4
+    PLACE = 5
+    WINDOW = 6
 
 
 class Flags(IntFlag):

@@ -29,6 +29,8 @@ PRINTS = {
         r"epoch 3: a to sea wave ocean harbor lantern\n$"
     ),
     "distributed_training.py": r"(steps on each rank: \[20, 20\]\n){3}learnt y = 2\.0x -1\.0\n$",
+    "mesh_training.py": r"^steps: 16, the same in a pair: True\nthe same in both pairs: False\n"
+    r"learnt 3\.0 -2\.0 1\.0 0\.5\n$",
     "images_over_http.py": r"epoch 4: 594 of 600 images, 100% right\n$",
     "kill_a_worker.py": (
         r"workers replaced: [12]\nevery sample once, in its place: True\n"
@@ -57,7 +59,13 @@ PRINTS = {
 
 #: How an example is started that is no plain script, as modules and their arguments.
 LAUNCHERS = {
-    "distributed_training.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    "distributed_training.py": [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+    ],
+    "mesh_training.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"],
 }
 
 

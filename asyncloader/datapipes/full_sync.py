@@ -49,8 +49,10 @@ class Meeting:
     be cancelled. So a rank repeats its statement until all others have reached its moment.
     """
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, drops: bool = True) -> None:
         self.group = group
+        #: Whether items that not all ranks have are left out; otherwise they are an error.
+        self.drops = drops
         self.epoch = 0
 
     async def begin_epoch(self, seed: int, flags: Flags) -> list[Statement]:
@@ -316,6 +318,8 @@ class AgreedAhead(Generic[T]):
         count = min(each.count for each in said)
         decided = [each.flags if each.count == count else Flags.NONE for each in said]
         failed = [rank for rank, flags in enumerate(decided) if Flags.FAILED in flags]
+        ended = [rank for rank, flags in enumerate(decided) if Flags.ENDED in flags]
+        more = [rank for rank, each in enumerate(said) if each.count > count]
         if count == counted and self._is_wanted and not self._has_room():
             # This rank had all its room filled, so give it more.
             self.room = min(2 * self.room, MOST_ROOM)
@@ -324,8 +328,16 @@ class AgreedAhead(Generic[T]):
         self.window += 1
         if failed:
             self._end(self._failure(failed))
-        elif any(Flags.ENDED in flags for flags in decided):
+        elif len(ended) == len(said) or (ended and self.meeting.drops):
             self._end(None)
+        elif ended and more:
+            self._end(
+                RankError(
+                    f"{ranks_in_words(more)} still had items at the end of {ranks_in_words(ended)},"
+                    ' which uneven="error" does not allow',
+                    ranks=tuple(more),
+                )
+            )
         self._consumer.wake()
 
     def _failure(self, failed: list[int]) -> BaseException | None:

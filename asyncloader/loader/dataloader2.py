@@ -226,7 +226,7 @@ class DataLoader2(Generic[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
-        distributed: bool = False,
+        distributed: Any = False,
         on_worker_death: Literal["raise", "restart"] = "raise",
     ) -> DataLoader2[Any]:
         """Return a loader of a data set, made as torch's ``DataLoader`` is made.
@@ -238,7 +238,9 @@ class DataLoader2(Generic[T_co]):
         draws from the loader's seed, whatever generators it holds, so that it resumes; a
         ``set_epoch`` of it is called. ``seed`` is that of
         the loader; otherwise it is drawn from ``generator``, if there is one. ``distributed``
-        divides the batches among the ranks of a torch.distributed run.
+        divides the batches among the ranks of a torch.distributed run: True for all, or the
+        ``group`` of a DistributedReadingService, as ``mesh["dp"]``. A DistributedSampler is taken
+        for that: its shares are those of its rank, of whole batches, and of the loader's seed.
         """
         recipe = DataSetSettings(
             dataset=dataset,
@@ -260,7 +262,7 @@ class DataLoader2(Generic[T_co]):
             seed=seed,
             distributed=distributed,
             on_worker_death=on_worker_death,
-        )
+        ).without_ranks_sampler()
         loader: DataLoader2[Any] = cls(recipe.graph(), None, recipe.service())
         loader._state_has_graph = False
         if (first := recipe.first_seed()) is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class DataSetSettings:
     pin_memory_device: str
     in_order: bool
     seed: int | None
-    distributed: bool
+    distributed: Any
     on_worker_death: Literal["raise", "restart"]
 
     def __post_init__(self) -> None:
@@ -106,10 +106,43 @@ class DataSetSettings:
         ):
             yield is_given and self.num_workers == 0, f"{name} goes with num_workers > 0"
         yield (
-            any(map(_divides_among_ranks, (self.sampler, self.batch_sampler))),
+            _divides_among_ranks(self.batch_sampler)
+            or (_divides_among_ranks(self.sampler) and not self._has_torchs_sampler()),
             "a sampler that divides among ranks is not needed: pass distributed=True, with"
-            " shuffle=True to shuffle",
+            " shuffle=True to shuffle. If it divides among data-parallel ranks alone, pass those,"
+            ' distributed=mesh["dp"], a process group, or (rank, size)',
         )
+
+    def without_ranks_sampler(self) -> DataSetSettings:
+        """Return settings that say themselves what a DistributedSampler says, if that is given.
+
+        Ranks divide batches then, and each epoch is shuffled anew without its ``set_epoch``.
+        """
+        if not self._has_torchs_sampler():
+            return self
+        sampler: Any = self.sampler
+        if self.shuffle or self.distributed is not False:
+            raise ValueError(
+                "a DistributedSampler says itself how to shuffle and among which ranks: leave out"
+                " shuffle and distributed"
+            )
+        if len(sampler.dataset) != len(self.dataset):
+            raise ValueError(
+                f"the DistributedSampler is one of {len(sampler.dataset)} items, and dataset has"
+                f" {len(self.dataset)}"
+            )
+        has_seed = self.seed is not None or self.generator is not None
+        return replace(
+            self,
+            sampler=None,
+            shuffle=sampler.shuffle,
+            seed=self.seed if has_seed else sampler.seed,
+            distributed=(sampler.rank, sampler.num_replicas),
+        )
+
+    def _has_torchs_sampler(self) -> bool:
+        data = sys.modules.get("torch.utils.data.distributed")
+        return data is not None and type(self.sampler) is data.DistributedSampler
 
     @property
     def is_iterable(self) -> bool:
@@ -147,7 +180,7 @@ class DataSetSettings:
         # As in torch's workers, the data set itself takes a worker's share.
         shards_itself = True if self.num_workers else None
         pipe: Any = IterableWrapper(self.dataset, deepcopy=False, shards_itself=shards_itself)
-        if self.distributed:
+        if self.distributed is not False:
             pipe = ShardingFilter(pipe, SHARDING_PRIORITIES.DISTRIBUTED)
         return self._batched(pipe)
 
@@ -157,9 +190,10 @@ class DataSetSettings:
     def service(self) -> ReadingServiceInterface:
         """Return the service that runs the graph."""
         here = self._workers() if self.num_workers else InProcessReadingService()
-        if self.distributed:
-            return SequentialReadingService(DistributedReadingService(), here)
-        return here
+        if self.distributed is False:
+            return here
+        group = None if self.distributed is True else self.distributed
+        return SequentialReadingService(DistributedReadingService(group=group), here)
 
     def _workers(self) -> MultiProcessingReadingService:
         context, init_fn = self.multiprocessing_context, self.worker_init_fn

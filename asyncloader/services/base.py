@@ -148,6 +148,10 @@ class ReadingServiceInterface:
         """Return which rank this is, and how many ranks divide the items among them."""
         return 0, 1
 
+    def meets_others(self) -> bool:
+        """Whether ranks agree with one another, also those that load the same items."""
+        return False
+
     def worker_stats(self) -> list[WorkerStats]:
         """Return how the service's processes are doing; to be called at any moment."""
         return []

@@ -10,14 +10,16 @@ import asyncio
 import hashlib
 import json
 import warnings
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from asyncloader.adapters.endings import FullSync
 from asyncloader.datapipes import full_sync
 from asyncloader.datapipes.arguments import checked_seconds
-from asyncloader.datapipes.edges import is_filter_of_shards
+from asyncloader.datapipes.edges import is_filter_of_shards, is_without_order
 from asyncloader.datapipes.full_sync import Meeting
+from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import RankError
 from asyncloader.graph.cut import no_order_in_dividing
@@ -28,11 +30,13 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.ranks import (
     Alone,
     Flags,
+    RankGroup,
     Statement,
     Topic,
     is_initialized,
     open_group,
     own_rank,
+    place_in,
     ranks_in_words,
     world_size,
 )
@@ -59,6 +63,13 @@ class DistributedReadingService(ReadingServiceInterface):
     ``sharding_filter`` (batch before it); otherwise a SnapshotError names the pipe that
     prevents it.
 
+    With ``group`` only the ranks of that group divide the items: a process group, a dimension
+    of a DeviceMesh (``mesh["dp"]``), or ``(rank, size)``. Ranks of the run that have the same
+    rank in their group, as those of one tensor-parallel group, load the same items in the same
+    order. All ranks of the run must make the loader, also those. A state is that of a rank of
+    the group: keep one of each. ``uneven="error"`` raises a RankError on every rank where one
+    has more items than another, in place of leaving them out (``"drop"``).
+
     Under torchrun, a plain ``init_process_group("gloo")`` is enough. This is a run of one rank:
 
     >>> import torch.distributed as dist
@@ -72,8 +83,19 @@ class DistributedReadingService(ReadingServiceInterface):
     >>> dist.destroy_process_group()
     """
 
-    def __init__(self, timeout: float = 1800) -> None:
+    def __init__(
+        self,
+        timeout: float = 1800,
+        *,
+        group: Any = None,
+        uneven: Literal["drop", "error"] = "drop",
+    ) -> None:
         self.timeout = checked_seconds("timeout", timeout)
+        if uneven not in ("drop", "error"):
+            raise ValueError(f'uneven must be "drop" or "error", got {uneven!r}')
+        self.uneven = uneven
+        # A group itself cannot be copied.
+        self._place = None if group is None else place_in(group)
         self._meeting = Meeting(Alone())
         self._synced: list[Any] = []
 
@@ -82,13 +104,17 @@ class DistributedReadingService(ReadingServiceInterface):
         pipes = breadth_first(datapipe)
         _check_order(pipes)
         group = await open_group(self.timeout)
-        self._meeting = Meeting(group)
-        apply_sharding(datapipe, group.size, group.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        self._meeting = self._meeting_of(group)
+        rank, size = self.rank()
+        apply_sharding(datapipe, size, rank, SHARDING_PRIORITIES.DISTRIBUTED)
         if group.size == 1:
             return datapipe
         if refusal := no_order_in_dividing(datapipe, SHARDING_PRIORITIES.DISTRIBUTED, "ranks"):
             raise ValueError(refusal)
-        _warn_of_repeats(pipes)
+        if size < group.size:
+            _check_repeats(pipes)
+        if size > 1:
+            _warn_of_repeats(pipes)
         datapipe = FullSync(self.timeout)(datapipe)
         await self._equip(datapipe)
         return datapipe
@@ -102,6 +128,10 @@ class DistributedReadingService(ReadingServiceInterface):
                 f" {_graph_in_words(facts.graph)}",
                 ranks=tuple(others),
             )
+        rank, size = self.rank()
+        sizes = await self._meeting.agree(Topic.GROUP, count=size)
+        places = await self._meeting.agree(Topic.GROUP, window=1, count=rank)
+        _check_groups([each.count for each in places], [each.count for each in sizes])
         said = await self._meeting.agree(Topic.WORKERS, count=facts.num_workers)
         if others := _differing(said):
             counts = ", ".join(str(each.count) for each in said)
@@ -122,7 +152,7 @@ class DistributedReadingService(ReadingServiceInterface):
             pipe.meeting.epoch = self._meeting.epoch
         # The generator is this epoch's own: later services draw from what is set here.
         seed_generator.adopt(said[0].count)
-        seed_generator.spawn(self._meeting.group.rank, inplace=True)
+        seed_generator.spawn(self.rank()[0], inplace=True)
         return iter_reset_fn
 
     async def finalize(self) -> None:
@@ -138,15 +168,23 @@ class DistributedReadingService(ReadingServiceInterface):
         return self._meeting.group.size > 1
 
     def rank(self) -> tuple[int, int]:
-        return own_rank(), world_size()
+        return self._place or (own_rank(), world_size())
+
+    def meets_others(self) -> bool:
+        return world_size() > 1
 
     def share(self, datapipe: Any) -> Any:
         # The last rank has the fewest items, and all ranks yield as many as that one.
-        size = world_size()
+        _, size = self.rank()
         return apply_sharding(copy_graph(datapipe), size, size - 1, SHARDING_PRIORITIES.DISTRIBUTED)
 
     def __repr__(self) -> str:
-        return f"DistributedReadingService(timeout={self.timeout:g})"
+        group = "" if self._place is None else f", group={self._place}"
+        uneven = "" if self.uneven == "drop" else f", uneven={self.uneven!r}"
+        return f"DistributedReadingService(timeout={self.timeout:g}{group}{uneven})"
+
+    def _meeting_of(self, group: RankGroup) -> Meeting:
+        return Meeting(group, drops=self.uneven == "drop")
 
     async def _check_places(self, said: Sequence[Statement], step: int) -> None:
         """Check that all ranks resume their epoch after the same number of items."""
@@ -173,7 +211,10 @@ class DistributedReadingService(ReadingServiceInterface):
             self._synced.append(pipe)
             # Two pipes with one meeting could come to it in another order on each rank.
             is_last = pipe is end
-            pipe.meeting = self._meeting if is_last else Meeting(await open_group(pipe.timeout))
+            if is_last:
+                pipe.meeting = self._meeting
+            else:
+                pipe.meeting = self._meeting_of(await open_group(pipe.timeout))
 
 
 def _check_run() -> None:
@@ -200,6 +241,28 @@ def _warn_of_repeats(pipes: Sequence[Any]) -> None:
             " a ShardingPolicy adapter. If each rank reads different data, use"
             " .sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)",
             stacklevel=2,
+        )
+
+
+def _check_repeats(pipes: Sequence[Any]) -> None:
+    """Raise ValueError for a pipe that yields another order to each rank that loads the same."""
+    for pipe in filter(is_without_order, pipes):
+        raise ValueError(
+            f"{stage_name(pipe)} yields items as they are ready, so ranks that should load the same"
+            " items would have them in different orders; make it ordered, or divide the items among"
+            " all ranks"
+        )
+
+
+def _check_groups(ranks: Sequence[int], sizes: Sequence[int]) -> None:
+    """Check that all groups have the same size, and each share as many ranks that load it."""
+    shares = Counter(ranks)
+    is_complete = len(shares) == sizes[0] and len(set(shares.values())) == 1
+    if len(set(sizes)) > 1 or not is_complete:
+        listed = ", ".join(f"{rank} of {size}" for rank, size in zip(ranks, sizes, strict=True))
+        raise RankError(
+            "the items cannot be divided among these groups: all must have the same size, and each"
+            f" rank of a group as many ranks of the run; in order, the run's ranks are {listed}"
         )
 
 

@@ -160,6 +160,9 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         ranks: list[tuple[int, int]] = [service.rank() for service in self.reading_services]
         return max(ranks, key=itemgetter(1))
 
+    def meets_others(self) -> bool:
+        return any(service.meets_others() for service in self.reading_services)
+
     def worker_stats(self) -> list[WorkerStats]:
         return [each for service in self.reading_services for each in service.worker_stats()]
 
@@ -186,7 +189,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         *others, last = self.reading_services or [ReadingServiceInterface()]
         # A user's own service must not see more epochs than there are. All ranks need the same
         # number of workers.
-        if any(map(is_users, self.reading_services)) or self.rank()[1] > 1:
+        if any(map(is_users, self.reading_services)) or self.meets_others():
             return None
         adjustable: Adjustable | None = last.adjustable()
         return None if any(service.worker_count() for service in others) else adjustable

@@ -217,10 +217,20 @@ def test_what_torchs_loader_refuses_is_refused(data: Any, settings: dict[str, An
         DataLoader2.from_dataset(data, **settings)
 
 
+class OfRanks(torch.utils.data.DistributedSampler[int]):
+    """A sampler of a user, who may have changed what it does."""
+
+
 def test_a_sampler_of_ranks_is_refused_with_what_to_use() -> None:
-    sampler = torch.utils.data.DistributedSampler(Squares(), num_replicas=2, rank=0)
-    with pytest.raises(ValueError, match="distributed=True"):
-        DataLoader2.from_dataset(Squares(), sampler=sampler)
+    own = OfRanks(Squares(), num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match=r'distributed=True.*mesh\["dp"\]'):
+        DataLoader2.from_dataset(Squares(), sampler=own)
+    torchs = torch.utils.data.DistributedSampler(Squares(), num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match="leave out shuffle and distributed"):
+        DataLoader2.from_dataset(Squares(), sampler=torchs, distributed=True)
+    other = torch.utils.data.DistributedSampler([1, 2], num_replicas=2, rank=0)  # type: ignore[arg-type, var-annotated]
+    with pytest.raises(ValueError, match="is one of 2 items"):
+        DataLoader2.from_dataset(Squares(), sampler=other)
 
 
 @pytest.mark.parametrize("data", [IterableWrapper([1]), 5])
