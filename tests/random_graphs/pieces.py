@@ -19,20 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asyncloader.datapipes.iter import *  # noqa: F403 - graphs are built with their names
+from asyncloader import adapters as ad  # noqa: F401 - graphs are built with their names
+from asyncloader.datapipes.iter import *  # noqa: F403
 from asyncloader.datapipes.iter import IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper, SharedSequence  # noqa: F401
-
-#: Ids of one source lie between two multiples of it.
-SPAN = 1000
-
+from tests.random_graphs.data_sets import *  # noqa: F403
+from tests.random_graphs.data_sets import ids, plain
 
 # Sources ----------------------------------------------------------------------------------------
-
-
-def ids(source: int, count: int) -> list[int]:
-    """The ids of a source."""
-    return list(range(source * SPAN, source * SPAN + count))
 
 
 class WithState(IterDataPipe[int]):
@@ -214,16 +208,37 @@ class Alone(OverOne):
 # More than one line -----------------------------------------------------------------------------
 
 
-#: The pipes that the functions below make, and those that bucketbatch is made of.
+#: The pipes that the functions below make, and those that bucketbatch, data sets and adapters do.
 HELPERS = (
     *("unzip", "random_split", "concat", "on_disk_cache", "end_caching", "map"),
-    *("batch", "unbatch", "shuffle"),
+    *("batch", "unbatch", "shuffle", "collate", "to_iter_datapipe", "fullsync", "pin_memory"),
+    *("sharding_filter", "sharding_round_robin_dispatch", "prefetch", "SampledItems"),
+    "IterableWrapper",
 )
 
 
 def pairs(source: Any) -> Any:
     """Two columns, which are taken apart."""
     return source.map(pair).unzip(2)
+
+
+def rows(data: Any) -> Any:
+    """Items that are looked up, made of ids."""
+    return SequenceWrapper(data).map(plain)
+
+
+def zipped_rows(first: Any, second: Any) -> Any:
+    return rows(first).zip(rows(second))
+
+
+def chained_rows(first: Any, second: Any) -> Any:
+    return rows(first).concat(rows(second))
+
+
+def columns(data: Any) -> Any:
+    """Items that are looked up in two columns of one data set."""
+    first, second = rows(data).map(pair).unzip(2)
+    return first.zip(second)
 
 
 def split_and_joined(source: Any, seed: int) -> Any:

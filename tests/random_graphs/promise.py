@@ -16,6 +16,7 @@ from tests.random_graphs.recipe import Effect, Recipe, Step
 #: How the items are like those of this process alone: who knows; but for their order; altogether.
 NOTHING, SAME_ITEMS, SAME_ORDER = range(3)
 
+_SOURCES = (Effect.SOURCE, Effect.SHARES)
 _DIVIDES = (Effect.SHARD, Effect.DEAL)
 _SPLITS = (Effect.KINDS, Effect.TURNS)
 _BY_ITSELF = (Effect.EACH, Effect.KINDS, Effect.CHAINED, Effect.MIXED)
@@ -49,6 +50,28 @@ class _Flow:
 
 def promise_of(recipe: Recipe, workers: int) -> Promise:
     """Say what has to come out in so many workers, or in this process alone."""
+    if not workers or not any(each.effect in _DIVIDES for each in recipe.adapters):
+        return _promise_of_lines(_with_endings(recipe), workers)
+    # An adapter divides the items somewhere, or elsewhere than the lines do.
+    alone = _promise_of_lines(recipe, 0)
+    is_divided = any(step.effect in (*_DIVIDES, Effect.SHARES) for step in recipe.steps)
+    return Promise(None if is_divided else alone.ids, False, NOTHING)
+
+
+def _with_endings(recipe: Recipe) -> Recipe:
+    """Return a recipe in which lines at the end do what the adapters do."""
+    shuffles = any(
+        word in str(step) for word in ("shuffle", "bucketbatch") for step in recipe.steps
+    )
+    for adapter in recipe.adapters:
+        text = "{0}.shuffle()" if adapter.effect is Effect.MIXED else adapter.text
+        if adapter.effect is Effect.LOADER or (adapter.effect is Effect.MIXED and not shuffles):
+            step = Step(text, adapter.effect, (recipe.end,), (recipe.end + 1,))
+            recipe = replace(recipe, steps=(*recipe.steps, step))
+    return recipe
+
+
+def _promise_of_lines(recipe: Recipe, workers: int) -> Promise:
     divided_below = _divided_below(recipe)
     flows: dict[int, _Flow] = {}
     split: dict[int, _Flow] = {}
@@ -75,8 +98,7 @@ def promise_of(recipe: Recipe, workers: int) -> Promise:
 
 def _is_cut_above_a_split(recipe: Recipe) -> bool:
     """Whether branches may stay in the loader's process, since one of them has to."""
-    effects = {step.effect for step in recipe.steps}
-    return bool(effects & {*_SPLITS, Effect.COPIES} and effects & {Effect.LOADER, Effect.GATHER})
+    return recipe.stays_here and bool(recipe.effects & {*_SPLITS, Effect.COPIES})
 
 
 def _divided_below(recipe: Recipe) -> set[Step]:
@@ -84,7 +106,7 @@ def _divided_below(recipe: Recipe) -> set[Step]:
     results: set[int] = set()
     steps: set[Step] = set()
     for step in reversed(recipe.steps):
-        if step.effect in _DIVIDES or results & set(step.outs):
+        if step.effect in (*_DIVIDES, Effect.SHARES) or results & set(step.outs):
             steps.add(step)
             results |= set(step.sources)
     return steps
@@ -94,7 +116,7 @@ def _flow_of(step: Step, read: list[_Flow], is_divided_below: bool, workers: int
     flow = (
         _joined(read)
         if read
-        else _Flow(Counter({("source", *step.outs): 1}), True, (step.count, step.text[-22:]))
+        else _Flow(Counter({("source", *step.outs): 1}), True, (step.count, step.text))
     )
     is_shared = workers > 1 and bool(flow.is_divided) and not flow.is_in_loader
     # Behind the division a worker draws seeds of its own.
@@ -107,14 +129,18 @@ def _flow_of(step: Step, read: list[_Flow], is_divided_below: bool, workers: int
         is_apart = is_shared and step.effect is not Effect.GATHER
         if is_apart or draws_otherwise or likeness < SAME_ORDER:
             likeness = NOTHING
+    if step.makes_batches_of_shares and workers > 1:
+        likeness = NOTHING
     parts = None if flow.parts is None else _times(flow.parts, abs(step.times))
+    if "replacement" in step.text:
+        parts = None
     is_cut_short = step.effect is Effect.PAIRED and len({each.length for each in read}) > 1
     is_exact = flow.is_exact and step.times > 0 and not is_cut_short
     is_of_branch = parts is not None and not all(map(_is_of_source, parts))
     if is_of_branch and any(word in step.text for word in ("cache", "cycle", "ReadTwice")):
         # What came into a branch may be kept when other items come, or come in another order.
         parts = None
-    keeps_length = (Effect.SOURCE, Effect.ONE, Effect.COPIES, Effect.LOADER, Effect.PAIRED)
+    keeps_length = (*_SOURCES, Effect.ONE, Effect.COPIES, Effect.LOADER, Effect.PAIRED)
     length = flow.length if step.effect in keeps_length else step
     if step.effect in _DIVIDES:
         length = ("a share of", flow.length)
@@ -129,6 +155,8 @@ def _is_of_source(part: Any) -> bool:
 
 def _placed(step: Step, flow: _Flow) -> _Flow:
     """Say where the items are: divided or not, and in which process."""
+    if step.effect is Effect.SHARES:
+        return replace(flow, is_divided=True)
     if step.effect in _DIVIDES:
         # What is divided twice is not what anybody wants; the dealing is no division of those.
         is_first = flow.is_divided is False and not flow.is_in_loader
@@ -174,7 +202,7 @@ def _of_ids(end: _Flow, recipe: Recipe, split: dict[int, _Flow]) -> Promise:
                 return Promise(None, False, end.likeness)
             is_exact = is_exact and whole.is_exact and len(times) == 1
             parts += _times(whole.parts, max(times))
-        elif step.effect is Effect.SOURCE:
+        elif step.effect in _SOURCES:
             for each in ids(step.source, step.count):
                 found[each] += parts["source", step.outs[0]]
     return Promise(+found, is_exact, end.likeness)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from tests.random_graphs import pieces
@@ -19,6 +20,7 @@ class Effect(Enum):
     """What a step does to the items."""
 
     SOURCE = "yields ids"
+    SHARES = "yields ids, of which each worker has its own"
     ONE = "one item for each, in order"
     EACH = "some items for each, in order"
     MIXED = "the same items in an order that is drawn"
@@ -58,6 +60,7 @@ OVER_ONE = [
     ("Twice({0})", E.EACH, 2),
     ("{0}.shuffle()", E.MIXED, 1),
     ("{0}.shuffle(buffer_size={n})", E.MIXED, 1),
+    ("{0}.shuffle(buffer_size={n}).set_shuffle(False)", E.MIXED, 1),
     ("{0}.batch({n}).shuffle(buffer_size={n}, unbatch_level=1)", E.MIXED, 1),
     ("{0}.shuffled_flatmap(thrice, buffer_size={n})", E.MIXED, 3),
     ("{0}.batch({n}).in_batch_shuffle().unbatch()", E.MIXED, 1),
@@ -84,16 +87,82 @@ OVER_ONE = [
     ("{0}.pin_memory(pin_memory_fn=as_it_is)", E.LOADER, 1),
     ("Alone({0})", E.LOADER, 1),
 ]
+#: What yields ids, and how often each of them.
 SOURCES = [
-    "IterableWrapper(ids({source}, {count}))",
-    "IterableWrapper(range({source}000, {source}000 + {count}))",
-    "IterableWrapper(Later({source}, {count}))",
-    "WithState({source}, {count})",
-    "SequenceWrapper(ids({source}, {count})).to_iter_datapipe()",
-    "SequenceWrapper(ids({source}, {count})).map(tag).shuffle()",
-    "SequenceWrapper(ids({source}, {count})).batch(3).shuffle()",
-    "SequenceWrapper(ids({source}, {count})).in_memory_cache().shuffle()",
-    "SharedSequence(ids({source}, {count})).shuffle()",
+    ("IterableWrapper(ids({source}, {count}))", 1),
+    ("IterableWrapper(range({source}000, {source}000 + {count}))", 1),
+    ("IterableWrapper(Later({source}, {count}))", 1),
+    ("WithState({source}, {count})", 1),
+    ("SequenceWrapper(ids({source}, {count})).to_iter_datapipe()", 1),
+    ("SequenceWrapper(ids({source}, {count})).to_iter_datapipe(range(0, {count}, 2))", -1),
+    ("SequenceWrapper(ids({source}, {count})).map(tag).shuffle()", 1),
+    ("SequenceWrapper(ids({source}, {count})).batch(3).shuffle()", 1),
+    ("SequenceWrapper(ids({source}, {count})).in_memory_cache().shuffle()", 1),
+    ("SequenceWrapper(ids({source}, {count})).shuffle(indices=range(1, {count}, 2))", -1),
+    ("zipped_rows({data}, {data}).shuffle()", 2),
+    ("chained_rows({data}, {data}).shuffle()", 2),
+    ("columns({data}).shuffle()", 2),
+    ("SequenceWrapper({data}).map(plain).shuffle()", 1),
+    ("SequenceWrapper({data}).to_iter_datapipe().map(plain)", 1),
+    ("IterableWrapper(array({source}, {count})).map(plain)", 1),
+    ("IterableWrapper(dicts({source}, {count})).map(plain)", 1),
+    ("IterableWrapper(ids({source}, {count})).enumerate().to_map_datapipe().shuffle()", 1),
+    ("SharedSequence(ids({source}, {count})).shuffle()", 1),
+    ("SharedSequence(dicts({source}, {count})).shuffle()", 1),
+]
+#: Graphs of ``from_dataset``, which divide their items themselves.
+SHARES = [
+    ("from_data_set({data}, batch_size={n})", 1),
+    ("from_data_set({data}, batch_size={n}, shuffle=True)", 1),
+    ("from_data_set({data}, batch_size={n}, shuffle=True, drop_last=True)", -1),
+    ("from_data_set({data}, batch_size=None, shuffle=True)", 1),
+    ("from_data_set({data}, batch_size=None, sampler={sampler})", 1),
+    ("from_data_set({data}, batch_size={n}, sampler={sampler})", 1),
+    ("from_data_set({data}, batch_size={n}, sampler={sampler})", 1),
+    ("from_data_set({data}, batch_sampler=BatchSampler({sampler}, {n}, False))", 1),
+    ("from_data_set({data}, batch_sampler=BatchSampler({sampler}, {n}, True))", -1),
+    ("from_data_set({data}, batch_sampler=InBuckets({count}, {n}))", 1),
+    ("from_data_set({data}, batch_sampler=InBuckets({count}, {n}, random.Random(3)))", 1),
+    ("from_data_set(Named({source}, {count}), sampler=list(map(str, ids({source}, {count}))))", 1),
+    ("from_data_set({stream}, batch_size=None)", 1),
+    ("from_data_set({stream}, batch_size={n})", 1),
+]
+#: Data sets that are looked up.
+DATA = [
+    "Rows({source}, {count})",
+    "Rows({source}, {count}, tag)",
+    "ManyRows({source}, {count})",
+    "ReadAgain({source}, {count})",
+    "ids({source}, {count})",
+    "tensors({source}, {count})",
+    "array({source}, {count})",
+    "dicts({source}, {count})",
+    "put_together({source}, {count})",
+]
+STREAMS = ["Streamed({source}, {count})", "Continued({source}, {count})"]
+SAMPLERS = [
+    "SequentialSampler(range({count}))",
+    "RandomSampler(range({count}))",
+    "RandomSampler(range({count}), generator=torch.Generator())",
+    "RandomSampler(range({count}), replacement=True)",
+    "SubsetRandomSampler(range({count}))",
+    "SubsetRandomSampler(range({count}), torch.Generator().manual_seed(3))",
+    "WeightedRandomSampler([1.0] * {count}, {count}, replacement=True)",
+    "OfNumpy({count})",
+    "OfPython({count})",
+    "OfTorch({count})",
+    "WithRandom({count})",
+    "WithRandom({count}, None)",
+    "WithNumpy({count})",
+    "WithNumpy({count}, None)",
+    "WithNumpyState({count})",
+    "WithSeveral({count})",
+    "Around(RandomSampler(range({count})))",
+    "Around(WithRandom({count}))",
+    "Around(WithNumpy({count}))",
+    "Counting({count})",
+    "Told({count})",
+    "Resumed({count})",
 ]
 SPLITS = [
     ("{0}.fork({branches})", E.COPIES),
@@ -117,7 +186,33 @@ DIVISIONS = [
     ("{0}.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)", E.DEAL),
 ]
 NOISE = ("{0}.map(noisy)", E.ONE, 1)
+#: What a loader is given beside its graph, and what that does.
+ADAPTERS = [
+    ("ad.Shuffle(False)", E.ONE),
+    ("ad.Shuffle(False)", E.ONE),
+    ("ad.Shuffle()", E.MIXED),
+    ("ad.Shuffle(None)", E.ONE),
+    ("ad.CacheTimeout(5)", E.ONE),
+    ("ad.InvalidateCache()", E.ONE),
+    ("ad.PinMemory()", E.LOADER),
+    ("ad.FullSync()", E.LOADER),
+    ("ad.PrefetchPolicy({n})", E.ONE),
+    ("ad.PrefetchPolicy(after=dict({name}={n}))", E.ONE),
+    ("ad.ShardingPolicy()", E.SHARD),
+    ("ad.ShardingPolicy({place})", E.SHARD),
+    ("ad.ShardingPolicy(dispatch=True)", E.DEAL),
+    ("ad.ShardingPolicy({place}, dispatch=True)", E.DEAL),
+    ("ad.ShardingPolicy(dispatch=False)", E.SHARD),
+]
+PLACES = ("after_source", "after_shuffle", "after_batch", "end")
+SERVICES = ["Rekeyed()", "Spawned()", "Resetting()"]
 
+
+#: How often a loader is given adapters, or services of a user's.
+HAS_ADAPTERS = 0.3
+HAS_SERVICES = 0.15
+#: How many of the sources are graphs of ``from_dataset``.
+OF_DATA_SETS = 0.4
 
 #: How often a graph ends in what has to be its last pipe.
 ENDS_ON_DEVICE = 0.1
@@ -141,7 +236,14 @@ class Step:
     @property
     def draws(self) -> bool:
         """Whether the seed of the epoch says what comes out."""
-        return any(word in self.text for word in ("shuffle", "bucketbatch", "SampleMultiplexer"))
+        words = ("shuffle", "bucketbatch", "SampleMultiplexer", "sampler")
+        return any(word in self.text for word in words)
+
+    @property
+    def makes_batches_of_shares(self) -> bool:
+        """Whether each worker iterates its share of a data set, and makes batches of that."""
+        is_iterated = any(name in self.text for name in ("Streamed", "Continued"))
+        return is_iterated and "batch_size=None" not in self.text
 
     def __str__(self) -> str:
         named = ", ".join(f"p{out}" for out in self.outs)
@@ -154,9 +256,21 @@ class Recipe:
     """The lines of a graph; the last one's result is its end."""
 
     steps: tuple[Step, ...]
+    #: What the loader is given beside the graph.
+    adapters: tuple[Step, ...] = ()
+    services: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.steps))
+        adapters = ", ".join(each.text for each in self.adapters)
+        services = ", ".join(self.services)
+        given = [f"adapters = [{adapters}]"] * bool(adapters)
+        given += [f"services = [{services}]"] * bool(services)
+        return "\n".join([*map(str, self.steps), *given])
+
+    @property
+    def effects(self) -> set[Effect]:
+        """What its lines and the adapters do."""
+        return {each.effect for each in (*self.steps, *self.adapters)}
 
     @property
     def end(self) -> int:
@@ -183,15 +297,20 @@ class Recipe:
         return any("ReadTwice" in step.text for step in self.steps)
 
     @property
+    def counts_epochs(self) -> bool:
+        """Whether a sampler has another order each time for a reason that nobody can know."""
+        return any("Counting" in step.text for step in self.steps)
+
+    @property
     def stays_here(self) -> bool:
         """Whether a part of the graph is run in the loader's process in any case."""
-        return any(step.effect in (Effect.LOADER, Effect.GATHER) for step in self.steps)
+        return bool(self.effects & {Effect.LOADER, Effect.GATHER})
 
-    def graph(self) -> Any:
-        """Build the graph."""
-        names = dict(vars(pieces))
+    def made(self) -> tuple[Any, list[Any], list[Any]]:
+        """Build the graph, the adapters and the services."""
+        names = {**vars(pieces), "adapters": [], "services": []}
         exec(str(self), names)
-        return names[f"p{self.end}"]
+        return names[f"p{self.end}"], names["adapters"], names["services"]
 
 
 # Drawing one ------------------------------------------------------------------------------------
@@ -222,9 +341,7 @@ class _Drawing:
         self._add_source()
         for number in range(count + 1):
             if number == divided_at:
-                self.is_divided = True
-                for each in list(self.open):
-                    self._divide(each)
+                self._divide_all()
             if number == noisy_at:
                 self._over(self._pick(), *NOISE)
             if number < count:
@@ -233,7 +350,20 @@ class _Drawing:
             self._join()
         if self.luck.random() < ENDS_ON_DEVICE:
             self._over(self._pick(), *TO_DEVICE)
-        return Recipe(tuple(self.steps))
+        adapters = [self._adapter() for _ in range(self._few(HAS_ADAPTERS))]
+        services = [self.luck.choice(SERVICES) for _ in range(self._few(HAS_SERVICES))]
+        return Recipe(tuple(self.steps), tuple(adapters), tuple(services))
+
+    def _few(self, share: float) -> int:
+        return self.luck.choice([1, 1, 2]) if self.luck.random() < share else 0
+
+    def _adapter(self) -> Step:
+        text, effect = self.luck.choice(ADAPTERS)
+        made = [step.text.removeprefix("{0}.").split("(")[0] for step in self.steps]
+        names = [name for name in made if name in ("map", "batch", "shuffle", "filter", "cycle")]
+        text = text.replace("{name}", self.luck.choice(names or ["sharding_filter"]))
+        text = text.replace("{place}", repr(self.luck.choice(PLACES)))
+        return Step(self._with_numbers(text), effect, (), ())
 
     def _add_any(self) -> None:
         chance = self.luck.random()
@@ -244,28 +374,42 @@ class _Drawing:
         elif chance < 0.5 and len(self.open) > 1:
             self._join()
         else:
-            source, line = self._pick(), self.luck.choice(OVER_ONE)
+            source, line, draws = self._pick(), self.luck.choice(OVER_ONE), attrgetter("draws")
             # What is drawn is not to be kept or split; a graph that is refused says little.
-            while self._is_drawn(source) and any(word in line[0] for word in ("cache", "split")):
+            while self._comes_from(source, draws) and any(
+                word in line[0] for word in ("cache", "split")
+            ):
                 if self.luck.random() < 0.1:
                     break
                 line = self.luck.choice(OVER_ONE)
             self._over(source, *line)
 
-    def _is_drawn(self, result: int) -> bool:
+    def _comes_from(self, result: int, is_so: Callable[[Step], bool]) -> bool:
         needed = {result}
         for step in reversed(self.steps):
             if needed & set(step.outs):
                 needed |= set(step.sources)
-                if step.draws:
+                if is_so(step):
                     return True
         return False
 
     def _add_source(self) -> None:
-        number = sum(step.effect is Effect.SOURCE for step in self.steps)
+        number = sum(not step.sources for step in self.steps)
         count = self.luck.choice([0, 1, 2, 5, 8, 12, 17, 24]) if number else 0
-        step = Step(self.luck.choice(SOURCES), Effect.SOURCE, (), self._new(1), source=number)
-        self._add(replace(step, count=count if number else self.luck.randint(6, 30)))
+        count = count if number else self.luck.randint(6, 30)
+        is_divided = self.luck.random() < OF_DATA_SETS
+        text, times = self.luck.choice(SHARES if is_divided else SOURCES)
+        for name, lines in (("{data}", DATA), ("{stream}", STREAMS), ("{sampler}", SAMPLERS)):
+            while name in text:
+                text = text.replace(name, self.luck.choice(lines), 1)
+        if is_divided:
+            # What it meets is to be divided like it.
+            self._divide_all()
+            # torch's random samplers are not for none.
+            count = max(1, count)
+        effect = Effect.SHARES if is_divided else Effect.SOURCE
+        text = self._with_numbers(text)
+        self._add(Step(text, effect, (), self._new(1), times, source=number, count=count))
         if self.is_divided:
             self._divide(self.open[-1])
 
@@ -286,16 +430,27 @@ class _Drawing:
             self.open.remove(each)
         self._add(Step(text, effect, tuple(chosen), self._new(1), times))
 
+    def _divide_all(self) -> None:
+        if not self.is_divided:
+            self.is_divided = True
+            for each in list(self.open):
+                self._divide(each)
+
     def _divide(self, result: int) -> None:
+        if self._comes_from(result, lambda step: step.effect is Effect.SHARES):
+            return
         if self.luck.random() < self.share_of_divided:
             self.open.remove(result)
             self._over(result, *self.division, 1)
 
     def _over(self, source: int, text: str, effect: Effect, times: int) -> None:
+        self._add(Step(self._with_numbers(text), effect, (source,), self._new(1), times))
+
+    def _with_numbers(self, text: str) -> str:
         for name, most in (("{n}", 4), ("{m}", 20)):
             while name in text:
                 text = text.replace(name, str(self.luck.randint(1, most)), 1)
-        self._add(Step(text, effect, (source,), self._new(1), times))
+        return text
 
     def _add(self, step: Step) -> None:
         self.steps.append(step)
@@ -314,6 +469,10 @@ class _Drawing:
 
 def smaller(recipe: Recipe) -> Iterator[Recipe]:
     """Yield recipes with less in them: without a line, or with fewer items."""
+    for name in ("adapters", "services"):
+        given = getattr(recipe, name)
+        for at in range(len(given)):
+            yield replace(recipe, **{name: (*given[:at], *given[at + 1 :])})
     for step in reversed(recipe.steps):
         for source in step.sources:
             yield from _without(recipe, step, source)
@@ -321,7 +480,7 @@ def smaller(recipe: Recipe) -> Iterator[Recipe]:
         for count in sorted({0, 1, 2, step.count // 2, step.count - 1}):
             if 0 <= count < step.count:
                 fewer = replace(step, count=count)
-                yield Recipe((*recipe.steps[:at], fewer, *recipe.steps[at + 1 :]))
+                yield replace(recipe, steps=(*recipe.steps[:at], fewer, *recipe.steps[at + 1 :]))
 
 
 def _without(recipe: Recipe, left_out: Step, source: int) -> Iterator[Recipe]:
@@ -340,4 +499,4 @@ def _without(recipe: Recipe, left_out: Step, source: int) -> Iterator[Recipe]:
     reads = Counter(result for step in steps for result in step.sources)
     is_end = bool(steps) and steps[0].outs[0] == instead(recipe.end)
     if is_end and all(count == 1 for count in reads.values()):
-        yield Recipe(tuple(reversed(steps)))
+        yield replace(recipe, steps=tuple(reversed(steps)))

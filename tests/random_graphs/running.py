@@ -145,7 +145,9 @@ class Child:
         task = {
             "seed": report.seed,
             "limit": self._limit,
-            "steps": [{**vars(step), "effect": step.effect.name} for step in report.recipe.steps],
+            "steps": list(map(_fields, report.recipe.steps)),
+            "adapters": list(map(_fields, report.recipe.adapters)),
+            "services": report.recipe.services,
             "ways": [[way.kind, way.workers, way.ahead] for way in ways],
         }
         assert process.stdin is not None
@@ -213,7 +215,8 @@ def child() -> None:
     logging.disable()
     for line in sys.stdin:
         task: dict[str, Any] = json.loads(line)
-        case = Case(Recipe(tuple(map(_step, task["steps"]))), task["seed"])
+        steps, adapters = (tuple(map(_step, task[name])) for name in ("steps", "adapters"))
+        case = Case(Recipe(steps, adapters, tuple(task["services"])), task["seed"])
         for way in task["ways"]:
             faulthandler.dump_traceback_later(task["limit"], exit=True)
             outcome = _outcome(case, Way(*way))
@@ -222,6 +225,10 @@ def child() -> None:
         faulthandler.dump_traceback_later(task["limit"], exit=True)
         case.close()
         faulthandler.cancel_dump_traceback_later()
+
+
+def _fields(step: Step) -> dict[str, Any]:
+    return {**vars(step), "effect": step.effect.name}
 
 
 def _step(fields: dict[str, Any]) -> Step:

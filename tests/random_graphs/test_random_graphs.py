@@ -14,11 +14,17 @@ from asyncloader import DataLoader2
 from tests.random_graphs.pieces import sources
 from tests.random_graphs.promise import NOTHING, SAME_ORDER, promise_of
 from tests.random_graphs.recipe import (
+    ADAPTERS,
+    DATA,
     DIVISIONS,
     JOINS,
     OVER_ONE,
+    SAMPLERS,
+    SERVICES,
+    SHARES,
     SOURCES,
     SPLITS,
+    STREAMS,
     Effect,
     Recipe,
     Step,
@@ -67,13 +73,21 @@ def test_a_hundred_graphs_are_run_in_every_way():
 
 def test_every_line_is_drawn():
     def undrawn(text: str) -> str:
-        return re.sub(r"\{[nm]\}|\{branches\}|\b\d+\b", "#", text)
+        return re.sub(r"\{(n|m|source|count|branches)\}|\b\d+\b", "#", text)
 
-    found = {undrawn(step.text) for seed in range(500) for step in drawn(seed).steps}
-    lines = [text for text, *_ in (*OVER_ONE, *SPLITS, *DIVISIONS)] + SOURCES
-    assert [line for line in lines if undrawn(line) not in found] == []
+    def is_found(line: str) -> bool:
+        drawn_inside = re.split(r"\{(?:data|stream|sampler|name|place)\}", undrawn(line))
+        return re.search(".*".join(map(re.escape, drawn_inside)), found) is not None
+
+    recipes = list(map(drawn, range(2000)))
+    steps = {step for each in recipes for step in (*each.steps, *each.adapters)}
+    found = "\n".join(undrawn(step.text) for step in steps)
+    lines = [*OVER_ONE, *SPLITS, *DIVISIONS, *SOURCES, *SHARES, *ADAPTERS]
+    parts = [*DATA, *STREAMS, *SAMPLERS]
+    assert [line for line in [*(text for text, *_ in lines), *parts] if not is_found(line)] == []
     names = {text.split("(")[0].split(".")[-1] for text, *_ in JOINS}
-    assert all(any(name in text for text in found) for name in names)
+    assert all(name in found for name in names)
+    assert {service for each in recipes for service in each.services} == set(SERVICES)
 
 
 def test_a_seed_draws_the_same_graph_each_time():
@@ -95,7 +109,7 @@ def test_a_promise_counts_ids_through_branches():
         Step("{0}.concat({1}, {2})", Effect.CHAINED, (3, 2, 4), (5,)),
     )
     recipe = Recipe(steps)
-    with DataLoader2(recipe.graph()) as loader:
+    with DataLoader2(recipe.made()[0]) as loader:
         assert promise_of(recipe, 0).ids == Counter(sources(list(loader)))
     assert promise_of(recipe, 0).is_exact
     assert not promise_of(Recipe(steps[:3]), 0).is_exact
@@ -144,7 +158,8 @@ def test_a_failure_is_shrunk_to_what_it_takes():
 
 def test_smaller_recipes_are_smaller():
     def size(recipe: Recipe) -> tuple[int, int]:
-        return len(recipe.steps), sum(step.count for step in recipe.steps)
+        lines = (*recipe.steps, *recipe.adapters, *recipe.services)
+        return len(lines), sum(step.count for step in recipe.steps)
 
     for seed in SEEDS:
         assert all(size(less) < size(drawn(seed)) for less in smaller(drawn(seed)))

@@ -8,6 +8,7 @@ about ``WAYS``, each of which runs the graph somehow and holds what comes out ag
     async     ``async for`` instead of ``for``
     limits    pauses and limits in the middle of epochs
     resume    states after some items, loaded by another loader with as many workers
+    unseeded  the same with a loader that was given no seed
     elsewhere the same, with another number of workers, or none
     kill      workers are killed and replaced
     changes   the number of workers changes while an epoch runs, as num_workers="auto" does
@@ -27,7 +28,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+import numpy
+
+from asyncloader import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
 from asyncloader.errors import SnapshotError, WorkerStartupError
 from asyncloader.graph.cut import branches_left_behind
 from tests.faults.deaths import signalled
@@ -102,8 +110,11 @@ class Case:
     def check(self, way: Way) -> None:
         """Run the graph in a way; Differs or Refused if it is not as it has to be."""
         try:
-            if any(map(_is_read_wrong, self.expected(HERE))):
+            expected = self.expected(HERE)
+            if any(map(_is_read_wrong, expected)):
                 raise Refused("it reads a branch of a pass that is over, so that nobody can run it")
+            if self.recipe.counts_epochs and any(map(_is_of_sampler, expected)):
+                raise Refused("the order of its sampler depends on what that has counted")
             KINDS[way.kind](self, way, random.Random(f"{self.seed}{way}"))
         except Exception as error:
             # Its workers may stand in the middle of an epoch.
@@ -115,7 +126,9 @@ class Case:
                 raise self._refused(error) from error
             raise
 
-    def loader(self, way: Way, state: Any = None, service: Any = None) -> DataLoader2[Any]:
+    def loader(
+        self, way: Way, state: Any = None, service: Any = None, *, seed: int | None = SEED
+    ) -> DataLoader2[Any]:
         """Return a loader at the first of the seed's epochs, or at a state.
 
         Without a service of its own its workers are those of the loaders before it.
@@ -124,11 +137,14 @@ class Case:
             service = (
                 self._standing_service(way) if way.workers else InProcessReadingService(way.ahead)
             )
-        loader = DataLoader2(self.recipe.graph(), reading_service=service)
-        if state is None:
-            loader.seed(SEED)
-        else:
+        graph, adapters, before = self.recipe.made()
+        if before:
+            service = SequentialReadingService(*before, service)
+        loader = DataLoader2(graph, adapters, service)
+        if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
+        elif seed is not None:
+            loader.seed(seed)
         return loader
 
     def _standing_service(self, way: Way) -> Standing:
@@ -150,8 +166,13 @@ class Case:
 
         One step after an epoch's last item its end was seen.
         """
+        return self.some_state_of(luck.randrange(EPOCHS - 1), way, luck)
+
+    def some_state_of(self, number: int, way: Way, luck: random.Random) -> tuple[int, int, Any]:
+        """Return a state of one of its epochs; of the first one where an error left none there."""
         _, states = self._undisturbed(way.workers, way.ahead)
-        (number, step), state = luck.choice(list(states.items()))
+        of_epoch = [each for each in states.items() if each[0][0] == number]
+        (number, step), state = luck.choice(of_epoch or list(states.items()))
         if isinstance(state, Exception):
             raise state
         return number, step, state
@@ -223,7 +244,7 @@ class Case:
 
     @functools.cached_property
     def _leaves_branches_behind(self) -> bool:
-        return any(branches_left_behind(self.recipe.graph()))
+        return any(branches_left_behind(self.recipe.made()[0]))
 
 
 def fresh_workers(way: Way, **settings: Any) -> MultiProcessingReadingService | None:
@@ -233,11 +254,37 @@ def fresh_workers(way: Way, **settings: Any) -> MultiProcessingReadingService | 
     return MultiProcessingReadingService(way.workers, worker_prefetch_cnt=way.ahead, **settings)
 
 
+class Program:
+    """What is around a loader: it draws numbers of its own from the process's generators."""
+
+    def __init__(self) -> None:
+        self._luck, self._of_numpy = random.Random(SEED), numpy.random.RandomState(SEED)
+        random.setstate(self._luck.getstate())
+        numpy.random.set_state(self._of_numpy.get_state())
+
+    @staticmethod
+    def draw() -> None:
+        """Draw, as a training step does."""
+        random.random()
+        numpy.random.random()
+
+    def check(self, times: int) -> None:
+        """Differs, unless nobody else drew, or seeded the generators, while it drew so often."""
+        for _ in range(times):
+            self._luck.random()
+            self._of_numpy.random()
+        drawn, expected = random.random(), self._luck.random()
+        of_numpy = numpy.random.random(), self._of_numpy.random()
+        if drawn != expected or of_numpy[0] != of_numpy[1]:
+            raise Differs("the program draws other random numbers than without a loader")
+
+
 def _read(iterator: Iterator[Any], most: int | None = None) -> list[Any]:
     items: list[Any] = []
     try:
         for item in itertools.islice(iterator, MOST_ITEMS if most is None else most):
-            items.append(item)  # noqa: PERF402 - those before an error count
+            items.append(item)
+            Program.draw()
     except Exception as error:  # noqa: BLE001 - it is compared
         items.append(_raised(error))
     if len(items) == MOST_ITEMS:
@@ -258,7 +305,8 @@ def _async(loader: DataLoader2[Any]) -> list[Any]:
         items: list[Any] = []
         try:
             async for item in loader:
-                items.append(item)  # noqa: PERF401 - those before an error count
+                items.append(item)
+                Program.draw()
         except Exception as error:  # noqa: BLE001 - it is compared
             items.append(_raised(error))
         return items
@@ -273,6 +321,11 @@ def _has_failed(items: list[Any]) -> bool:
 def _is_read_wrong(items: list[Any]) -> bool:
     """Whether a branch was read again while its sisters went on."""
     return _has_failed(items) and items[-1].kind == "IteratorInvalidated"
+
+
+def _is_of_sampler(items: list[Any]) -> bool:
+    """Whether a sampler was refused that has other keys each time."""
+    return _has_failed(items) and "Counting" in items[-1].message
 
 
 def _raised(error: Exception) -> Raised:
@@ -326,8 +379,11 @@ def _listed(counts: Counter[int]) -> list[int]:
 
 def _workers(case: Case, way: Way, luck: random.Random) -> None:
     """Another loader hands out the same, by either form, and what one process does."""
+    program = Program()
     with case.loader(way) as loader:
         found = [case.epoch(loader, luck) for _ in range(EPOCHS)]
+    if not case.recipe.is_noisy:
+        program.check(sum(len(epoch) - _has_failed(epoch) for epoch in found))
     for number, (epoch, expected) in enumerate(zip(found, case.expected(way), strict=True)):
         case.compare(f"epoch {number}, once more", epoch, expected, way)
     likeness = case.promise(way.workers).likeness
@@ -367,17 +423,55 @@ def _limits(case: Case, way: Way, luck: random.Random) -> None:
 
 
 def _resume(case: Case, way: Way, luck: random.Random) -> None:
-    epochs = case.expected(way)
     # Once by workers that know nothing of what came before.
-    for service in (None, fresh_workers(way)):
-        number, step, state = case.some_state(way, luck)
-        where = f"resumed after {step} items of epoch {number}"
-        with case.loader(way, state, service) as loader:
-            if step <= len(epochs[number]):
-                case.compare(where, case.epoch(loader, luck), epochs[number][step:], way)
-            if number + 1 < EPOCHS:
-                following = case.epoch(loader, luck)
-                case.compare(f"{where}, the next epoch", following, epochs[number + 1], way)
+    for number, service in enumerate((None, fresh_workers(way))):
+        state = case.some_state_of(number, way, luck)
+        _resume_at(case, way, luck, state, case.expected(way), service)
+
+
+def _unseeded(case: Case, way: Way, luck: random.Random) -> None:
+    """States of a loader that nobody gave a seed resume in its own epochs."""
+    states: list[tuple[int, int, Any]] = []
+    epochs: list[list[Any]] = []
+    with case.loader(way, seed=None) as loader:
+        for number, expected in enumerate(case.expected(way)):
+            # Before its first item, the seed of the first epoch is not drawn.
+            most = luck.randint(0 if number else 1, max(1, len(expected)))
+            items: list[Any] = []
+            if not most:
+                states.append((number, 0, _state_of(loader)))
+            iterator = iter(loader)
+            items += _read(iterator, most)
+            if most and not _has_failed(items):
+                # One step after the last item the end was seen.
+                step = min(most, len(items) + 1)
+                states.append((number, step, _state_of(loader)))
+            if not _has_failed(items):
+                items += _read(iterator)
+            epochs.append(items)
+    for state in states:
+        if isinstance(state[-1], Exception):
+            raise state[-1]
+        _resume_at(case, way, luck, state, epochs)
+
+
+def _resume_at(
+    case: Case,
+    way: Way,
+    luck: random.Random,
+    place: tuple[int, int, Any],
+    epochs: list[list[Any]],
+    service: Any = None,
+) -> None:
+    """Hold what a loader at a state hands out against these epochs, to the last of them."""
+    number, step, state = place
+    where = f"resumed after {step} items of epoch {number}"
+    with case.loader(way, state, service) as loader:
+        if step <= len(epochs[number]):
+            case.compare(where, case.epoch(loader, luck), epochs[number][step:], way)
+        for later in range(number + 1, EPOCHS):
+            following = case.epoch(loader, luck)
+            case.compare(f"{where}, then epoch {later}", following, epochs[later], way)
 
 
 def _elsewhere(case: Case, way: Way, luck: random.Random) -> None:
@@ -419,7 +513,9 @@ def _kill(case: Case, way: Way, luck: random.Random) -> None:
 
 
 def _kill_one(loader: DataLoader2[Any], luck: random.Random) -> int:
-    pool = getattr(loader.reading_service, "_pool", None)
+    service = loader.reading_service
+    *_, last = getattr(service, "reading_services", [service])
+    pool = getattr(last, "_pool", None)
     links = [] if pool is None else pool.all_handles
     return signalled(luck.choice(links).process, signal.SIGKILL) if links else 0
 
@@ -432,6 +528,8 @@ class Restless(MultiProcessingReadingService):
 
 
 def _changes(case: Case, way: Way, luck: random.Random) -> None:
+    if case.recipe.services:
+        raise Refused("the number of workers does not change where a service is a user's own")
     service = Restless("auto", worker_prefetch_cnt=way.ahead, max_workers=3)
     service.resume_with(way.workers)
     with case.loader(way, service=service) as loader:
@@ -488,6 +586,7 @@ KINDS: dict[str, Callable[[Case, Way, random.Random], None]] = {
     "workers": _workers,
     "limits": _limits,
     "resume": _resume,
+    "unseeded": _unseeded,
     "elsewhere": _elsewhere,
     "kill": _kill,
     "changes": _changes,
@@ -506,7 +605,9 @@ def all_ways(seed: int) -> list[Way]:
 
 def some_ways(seed: int) -> list[Way]:
     """A few of all ways; a hundred seeds in a row have all of them."""
-    here = [Way(kind, 0, AHEAD[seed % 3]) for kind in ("ledger", "workers", "limits", "resume")]
+    kinds = ("ledger", "workers", "resume", "limits" if seed % 2 else "unseeded")
+    here = [Way(kind, 0, AHEAD[seed % 3]) for kind in kinds]
     workers, ahead = 1 + seed % 3, AHEAD[seed // 3 % 3]
-    more = ("limits", "kill", "elsewhere", "kill", "changes")[seed % 5]
-    return [*here, *(Way(kind, workers, ahead) for kind in ("ledger", "workers", "resume", more))]
+    others = ("limits", "kill", "elsewhere", "kill", "changes", "unseeded", "unseeded")
+    kinds = ("ledger", "workers", "resume", others[seed % 7])
+    return [*here, *(Way(kind, workers, ahead) for kind in kinds)]
