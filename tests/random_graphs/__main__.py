@@ -41,6 +41,11 @@ def main() -> int:
     print(f"random graphs {seeds[0]} to {seeds[-1]}", flush=True)
     counts: Counter[str] = Counter()
     begin = time.monotonic()
+
+    def figures() -> str:
+        told = ", ".join(f"{count} {what}" for what, count in counts.items())
+        return f"{told} in {time.monotonic() - begin:.0f} s"
+
     for report in run(
         seeds, some_ways if given.some else all_ways, children=given.children, limit=given.limit
     ):
@@ -53,8 +58,9 @@ def main() -> int:
             print(f"\n{report}", flush=True)
             if given.shrink:
                 print(f"\nshrunk: {shrunk(report, given.shrink, limit=given.limit)}", flush=True)
-    figures = ", ".join(f"{count} {what}" for what, count in counts.items())
-    print(f"\n{figures} in {time.monotonic() - begin:.0f} s")
+        if counts["graphs"] % 100 == 0:
+            print(figures(), flush=True)
+    print(f"\n{figures()}")
     return 1 if counts["failed"] else 0
 
 
