@@ -396,7 +396,7 @@ def test_without_the_policy_a_death_is_an_error():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"on_worker_death": "ignore"}, 'must be "raise" or "restart", got .ignore.'),
+        ({"on_worker_death": "ignore"}, 'must be "raise", "restart" or None, got .ignore.'),
         ({"max_restarts": -1}, "max_restarts must be at least 0, got -1"),
     ],
 )

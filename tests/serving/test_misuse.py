@@ -246,7 +246,8 @@ async def test_a_worker_that_leaves_is_a_death():
         raise SystemExit(3)
 
     feed = Feed()
-    server = feed.serve(DataLoader2(feed.map(leave), reading_service=workers()))
+    service = workers(on_worker_death="raise")
+    server = feed.serve(DataLoader2(feed.map(leave), reading_service=service))
     await server.__aenter__()
     with pytest.raises(WorkerDied, match="exited with code 3"):
         await feed.ask(1, timeout=LONG)
