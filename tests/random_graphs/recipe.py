@@ -288,8 +288,12 @@ class Recipe:
 
     @property
     def draws_at_once(self) -> bool:
-        """Whether functions may draw from global generators for two readers at a time."""
-        return self.is_noisy and any("zip({0})" in step.text for step in self.steps)
+        """Whether functions may draw from global generators for two readers at a time.
+
+        Or while these are a sampler's, which has them seeded while it draws, in another thread.
+        """
+        words = ("zip({0})", "sampler")
+        return self.is_noisy and any(word in step.text for word in words for step in self.steps)
 
     @property
     def reads_twice(self) -> bool:
