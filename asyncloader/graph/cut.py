@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import product
+from itertools import chain, combinations, product
 from operator import or_
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from asyncloader.datapipes.base import is_iter_pipe
 from asyncloader.datapipes.cursor_forms import has_own_state
 from asyncloader.datapipes.edges import (
     all_readers,
+    draws,
     edges_of,
     functional_name,
     goes_by_clock,
@@ -286,6 +287,43 @@ def branches_left_behind(end: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
             apart = read_apart(own, others)
             if apart is not None:
                 yield left, again, branch, next(filter(reads_ahead, apart), None)
+
+
+def drawn_at_once(end: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield pipes that draw an order for each pass, where nobody knows whose pass begins next.
+
+    They are read several times at once. With each come the pipe because of which each reader makes
+    several passes, and one that reads ahead.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> ahead = IterableWrapper([1]).shuffle().cycle(2).prefetch(1)
+    >>> [tuple(map(stage_name, each)) for each in drawn_at_once(ahead.zip(ahead))]
+    [('shuffle()', 'cycle(2)', 'prefetch(1)')]
+    """
+    wiring = Wiring(end)
+    at_once = read_without_fork(end)
+    shared = set(map(id, at_once))
+    for pipe in at_once:
+        inside = _made_for_each_reader(pipe, wiring)
+        for drawn in filter(draws, inside):
+            behind = [each for each in inside if id(drawn) in wiring.upstream([each])]
+            several = (each for each in behind if id(each) not in shared)
+            again = next((each for each in several if _is_read_again(each, wiring)), None)
+            ahead = next(filter(reads_ahead, behind), None)
+            if again is not None and ahead is not None:
+                yield drawn, again, ahead
+
+
+def _made_for_each_reader(pipe: Any, wiring: Wiring) -> list[Any]:
+    """Return the pipes of which each reader of a pipe has passes of its own, at the same time."""
+    readers = wiring.readers(pipe)
+    ways = [all_readers(reader, wiring.readers) for reader in readers]
+    apart = [read_apart(one, other) for one, other in combinations(ways, 2)]
+    if all(each is None for each in apart) and not any(_at_once(each, pipe) for each in readers):
+        return []
+    above = wiring.upstream([pipe])
+    own = [each for each in wiring.pipes if id(each) in above]
+    return [*own, *chain.from_iterable(filter(None, apart))]
 
 
 def read_without_fork(datapipe: Any) -> list[Any]:

@@ -22,7 +22,7 @@ from asyncloader.datapipes.replaying import begin_unordered, unnumbered
 from asyncloader.datapipes.run import Run, RunTree, hands_over
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
-from asyncloader.graph.cut import branches_left_behind
+from asyncloader.graph.cut import branches_left_behind, drawn_at_once
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed, tell_epoch
 from asyncloader.graph.walk import pipes_of
@@ -258,6 +258,13 @@ class Lifecycle:
                     f" and {ahead} reads ahead, so nobody knows where. Let {again} read what the"
                     " branches are joined to"
                 )
+        for drawn_at in drawn_at_once(self._datapipe):
+            drawn, again, ahead = map(stage_name, drawn_at)
+            raise ValueError(
+                f"{drawn} draws an order for each pass, {again} makes several passes, and {ahead}"
+                " reads ahead, for several readers at once, so nobody knows who gets which order."
+                " Let them read it through fork()"
+            )
         try:
             state = self._service_state
             adapted = await self._adapted(state)

@@ -365,6 +365,28 @@ def test_a_branch_that_is_read_again_while_another_is_read_ahead_is_refused():
         assert list(loader) == [(number, number) for number in range(9)] * 2
 
 
+def test_a_shuffle_that_two_readers_read_ahead_in_several_passes_is_refused():
+    def shuffled() -> Any:
+        return IterableWrapper(range(9)).shuffle()
+
+    why = r"shuffle\(\) draws an order for each pass, cycle\(2\) makes several.*prefetch\(1\)"
+    ahead = shuffled().cycle(2).prefetch(1)
+    several = shuffled()
+    for end in (ahead.zip(ahead), several.cycle(2).prefetch(1).mux_longest(several.map(str))):
+        with pytest.raises(ValueError, match=why):
+            list(DataLoader2(end))
+    # One pass each, nothing that reads ahead, one reader after the other, or an order that is set.
+    once, behind, one = shuffled().prefetch(1), shuffled().cycle(2), shuffled().cycle(2).prefetch(1)
+    unshuffled = shuffled().set_shuffle(False).cycle(2).prefetch(1)
+    for end in (once.zip(once), behind.zip(behind), one.concat(one), unshuffled.zip(unshuffled)):
+        with DataLoader2(end) as loader:
+            loader.seed(3)
+            epochs = list(loader), list(loader)
+        with DataLoader2(end) as loader:
+            loader.seed(3)
+            assert (list(loader), list(loader)) == epochs
+
+
 async def soon(item: Any) -> Any:
     return item
 
