@@ -268,7 +268,8 @@ class Lifecycle:
         try:
             state = self._service_state
             adapted = await self._adapted(state)
-            await self._calls.verify(Facts(graph, self._service.worker_count()))
+            workers, in_order = self._service.worker_count(), self._service.is_in_order()
+            await self._calls.verify(Facts(graph, workers, in_order))
             # A close that came meanwhile has found nothing to finalize.
             self._check_open()
             self.adapted, self._started_from = adapted, state

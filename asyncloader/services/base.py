@@ -281,6 +281,8 @@ class Facts:
     #: The graph as it was before any service changed it.
     graph: Fingerprint
     num_workers: int
+    #: Whether items come in the same order every time.
+    is_in_order: bool = True
 
 
 #: How much longer than the time to close a user's service may take, in seconds.

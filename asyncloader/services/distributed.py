@@ -129,6 +129,12 @@ class DistributedReadingService(ReadingServiceInterface):
                 ranks=tuple(others),
             )
         rank, size = self.rank()
+        if size < self._meeting.group.size and not facts.is_in_order:
+            raise ValueError(
+                "workers with in_order=False yield items as they are ready, so ranks that should"
+                " load the same items would have them in different orders; leave out"
+                " in_order=False, or divide the items among all ranks"
+            )
         sizes = await self._meeting.agree(Topic.GROUP, count=size)
         places = await self._meeting.agree(Topic.GROUP, window=1, count=rank)
         _check_groups([each.count for each in places], [each.count for each in sizes])

@@ -163,6 +163,21 @@ async def without_an_order() -> Any:
 
 
 @scene
+async def workers_without_an_order() -> Any:
+    errors = []
+    for group in (group_of("pair"), True):
+        loader = loader_in(group, 2, in_order=False)
+        try:
+            await loader.start()
+            errors.append("")
+        except ValueError as error:
+            errors.append(str(error))
+        finally:
+            await loader.aclose()
+    return errors
+
+
+@scene
 def seeds_that_differ_in_a_pair() -> Any:
     with loader_in(group_of("mesh"), seed=dist.get_rank()) as loader:
         try:

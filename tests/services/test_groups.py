@@ -117,6 +117,13 @@ def test_what_has_no_order_is_refused_where_ranks_load_the_same(company):
         assert "different orders" in said
 
 
+def test_workers_without_an_order_are_refused_where_ranks_load_the_same(company):
+    for in_pairs, among_all in company.play("workers_without_an_order", 4):
+        assert "in_order=False" in in_pairs
+        assert "different orders" in in_pairs
+        assert among_all == ""
+
+
 def test_seeds_that_differ_in_one_model_group_are_an_error(company):
     for said in company.play("seeds_that_differ_in_a_pair", 4):
         assert said.startswith("RankError: the seed that was given to ranks 1, 2 and 3")
