@@ -172,7 +172,8 @@ class DataLoader2(Generic[T_co]):
         pin_memory_device: str = ...,
         in_order: bool = ...,
         seed: int | None = ...,
-        distributed: bool = ...,
+        distributed: Any = ...,
+        uneven: Literal["drop", "error"] = ...,
         on_worker_death: Literal["raise", "restart"] = ...,
     ) -> DataLoader2[U]: ...
 
@@ -200,7 +201,8 @@ class DataLoader2(Generic[T_co]):
         pin_memory_device: str = ...,
         in_order: bool = ...,
         seed: int | None = ...,
-        distributed: bool = ...,
+        distributed: Any = ...,
+        uneven: Literal["drop", "error"] = ...,
         on_worker_death: Literal["raise", "restart"] = ...,
     ) -> DataLoader2[Any]: ...
 
@@ -227,6 +229,7 @@ class DataLoader2(Generic[T_co]):
         in_order: bool = True,
         seed: int | None = None,
         distributed: Any = False,
+        uneven: Literal["drop", "error"] = "drop",
         on_worker_death: Literal["raise", "restart"] = "raise",
     ) -> DataLoader2[Any]:
         """Return a loader of a data set, made as torch's ``DataLoader`` is made.
@@ -241,6 +244,7 @@ class DataLoader2(Generic[T_co]):
         divides the batches among the ranks of a torch.distributed run: True for all, or the
         ``group`` of a DistributedReadingService, as ``mesh["dp"]``. A DistributedSampler is taken
         for that: its shares are those of its rank, of whole batches, and of the loader's seed.
+        ``uneven`` says, as there, what happens to batches that not all ranks have.
         """
         recipe = DataSetSettings(
             dataset=dataset,
@@ -261,6 +265,7 @@ class DataLoader2(Generic[T_co]):
             in_order=in_order,
             seed=seed,
             distributed=distributed,
+            uneven=uneven,
             on_worker_death=on_worker_death,
         ).without_ranks_sampler()
         loader: DataLoader2[Any] = cls(recipe.graph(), None, recipe.service())

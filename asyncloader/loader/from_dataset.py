@@ -58,6 +58,7 @@ class DataSetSettings:
     in_order: bool
     seed: int | None
     distributed: Any
+    uneven: Literal["drop", "error"]
     on_worker_death: Literal["raise", "restart"]
 
     def __post_init__(self) -> None:
@@ -105,6 +106,10 @@ class DataSetSettings:
             ("multiprocessing_context", self.multiprocessing_context is not None),
         ):
             yield is_given and self.num_workers == 0, f"{name} goes with num_workers > 0"
+        yield (
+            self.uneven != "drop" and self.distributed is False and not self._has_torchs_sampler(),
+            f"uneven={self.uneven!r} goes with distributed",
+        )
         yield (
             _divides_among_ranks(self.batch_sampler)
             or (_divides_among_ranks(self.sampler) and not self._has_torchs_sampler()),
@@ -193,7 +198,8 @@ class DataSetSettings:
         if self.distributed is False:
             return here
         group = None if self.distributed is True else self.distributed
-        return SequentialReadingService(DistributedReadingService(group=group), here)
+        among_ranks = DistributedReadingService(group=group, uneven=self.uneven)
+        return SequentialReadingService(among_ranks, here)
 
     def _workers(self) -> MultiProcessingReadingService:
         context, init_fn = self.multiprocessing_context, self.worker_init_fn

@@ -130,6 +130,17 @@ async def uneven_is_an_error(counts: list[int]) -> Any:
 
 
 @scene
+def uneven_data_is_an_error() -> Any:
+    with loader_in(group_of("mesh"), batch_size=1, uneven="error") as loader:
+        count = 0
+        try:
+            for _ in loader:
+                count += 1
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            return count, f"{type(error).__name__}: {error}"
+
+
+@scene
 async def wrong_groups() -> Any:
     """A group without this rank, a mesh of two dimensions, and places that are no division."""
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]

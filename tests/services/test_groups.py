@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncloader import DistributedReadingService
+from asyncloader import DataLoader2, DistributedReadingService
 from tests.processes.ranks import Company
 from tests.services.group_scenes import COUNT
 
@@ -89,6 +89,14 @@ def test_uneven_shares_may_be_an_error_on_every_rank_after_the_items_that_all_ha
     for taken, said in company.play("uneven_is_an_error", 4, [1, 0]):
         assert taken == []
         assert said.startswith("RankError: ranks 0 and 1 still had items")
+
+
+def test_from_dataset_takes_what_happens_to_uneven_shares(company):
+    for count, said in company.play("uneven_data_is_an_error", 4):
+        assert count == COUNT // 2
+        assert said.startswith("RankError: ranks 0 and 1 still had items")
+    with pytest.raises(ValueError, match="uneven='error' goes with distributed"):
+        DataLoader2.from_dataset(range(4), uneven="error")
 
 
 def test_a_group_that_cannot_divide_is_refused_by_name(company):
