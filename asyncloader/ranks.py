@@ -181,6 +181,8 @@ class Flags(IntFlag):
     FAILED = 4
     #: The epoch was begun by another loader.
     RESUMED = 8
+    #: It ended, and there was no item before.
+    EMPTY = 16
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,8 @@ class SeedGenerator:
         self.epoch = 0
         #: After how many items on every rank the epoch resumes; None for a new epoch.
         self.resumed_after: int | None = None
+        #: How many of those items were padding on this rank.
+        self.padding = 0
         #: The number of workers when the state was taken, if it or the number of ranks differs
         #: now; otherwise None.
         self.taken_with: int | None = None
@@ -148,6 +150,7 @@ class SeedGenerator:
         clone.epoch = self.epoch
         clone.resumed_after, clone.taken_with = self.resumed_after, self.taken_with
         clone.taken_in_order = self.taken_in_order
+        clone.padding = self.padding
         return clone
 
     def __eq__(self, other: object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from asyncloader.datapipes.full_sync import Meeting
+from asyncloader.datapipes.full_sync import Meeting, Uneven
 from asyncloader.ranks import Statement
 
 
@@ -20,8 +20,8 @@ class Table:
         self.said: list[list[Statement]] = [[] for _ in range(size)]
         self.changed = asyncio.Condition()
 
-    def meetings(self) -> list[Meeting]:
-        return [Meeting(Seat(self, rank)) for rank in range(self.size)]
+    def meetings(self, uneven: Uneven = "drop") -> list[Meeting]:
+        return [Meeting(Seat(self, rank), uneven) for rank in range(self.size)]
 
 
 class Seat:

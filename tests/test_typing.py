@@ -70,6 +70,9 @@ assert_type(single, DataLoader2[str])
 assert_type(DataLoader2.from_dataset(Squares(), batch_size=4), DataLoader2[Any])
 assert_type(DataLoader2.from_dataset(Squares(), 4, collate_fn=None), DataLoader2[Any])
 DataLoader2.from_dataset(Squares(), 4, None, None, None, 0, padded)
+DataLoader2.from_dataset(Squares(), 4, distributed=(0, 2), uneven="pad")
+DataLoader2.from_dataset(Squares(), 4, uneven="pads")  # type: ignore[call-overload]
+assert_type(of_data.is_padding, bool)
 DataLoader2.from_dataset(Squares(), collate_fn=padded, batchsize=4)  # type: ignore[call-overload]
 
 numbers = IterableWrapper([1, 2])

@@ -7,15 +7,20 @@ an epoch at different places.
 
     source ─▶ held: [ agreed │ not yet ] ─▶ consumer
                       ▲ the least that any rank has
+
+A service may want uneven shares padded instead. Then a rank whose share has ended repeats its
+last item for as long as another has more. Its newest item is held back until the next one has
+come, so that the last item is known before the consumer has it and may change it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from asyncloader.datapipes.arguments import checked_seconds
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
@@ -26,7 +31,7 @@ from asyncloader.datapipes.run import Pass, Run, is_async_pipe
 from asyncloader.datapipes.run_place import cancelled, telling
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.watch.watching import UNCOUNTED
-from asyncloader.errors import RankError
+from asyncloader.errors import RankError, SnapshotError
 from asyncloader.ranks import (
     Flags,
     RankGroup,
@@ -41,6 +46,10 @@ from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
 
+#: What happens to items that not all ranks have: they are left out, the other ranks repeat their
+#: last item, or they are an error.
+Uneven = Literal["drop", "pad", "error"]
+
 
 class Meeting:
     """Agreements between the ranks of a group, one after another, numbered as moments.
@@ -49,11 +58,14 @@ class Meeting:
     be cancelled. So a rank repeats its statement until all others have reached its moment.
     """
 
-    def __init__(self, group: RankGroup, drops: bool = True) -> None:
+    def __init__(self, group: RankGroup, uneven: Uneven = "drop") -> None:
         self.group = group
-        #: Whether items that not all ranks have are left out; otherwise they are an error.
-        self.drops = drops
+        self.uneven = uneven
         self.epoch = 0
+        #: How many of the items before the one at which the epoch resumes were padding.
+        self.padding = 0
+        #: How many items of the epoch are this rank's own, once its share has ended.
+        self.own_items: int | None = None
 
     async def begin_epoch(self, seed: int, flags: Flags) -> list[Statement]:
         """Begin an epoch with all ranks; return each rank's statement of its seed."""
@@ -144,6 +156,7 @@ class FullSyncPass(Pass[T]):
     runs_ahead = True
 
     _ahead: AgreedAhead[T] | None = None
+    _own_before = 0
 
     def __iter__(self) -> Iterator[T]:
         return self.source.begin()
@@ -156,7 +169,13 @@ class FullSyncPass(Pass[T]):
         return self._agreed_groups() if world_size() > 1 else groups_of(self.source.abegin())
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.source.resume(position, cursors)
+        meeting = self.pipe.meeting
+        if meeting is None or meeting.uneven != "pad":
+            self.source.resume(position, cursors)
+            return 0
+        self._own_before = position - meeting.padding
+        # The item before is made again: it is what is repeated if no other follows.
+        self.source.resume(max(self._own_before - 1, 0), cursors)
         return 0
 
     def put_source_cursors(self, into: Cursors) -> None:
@@ -194,7 +213,7 @@ class FullSyncPass(Pass[T]):
         meeting, is_given = pipe.meeting, pipe.meeting is not None
         if meeting is None:
             meeting = Meeting(await open_group(pipe.timeout))
-        self._ahead = ahead = AgreedAhead(self.source, meeting)
+        self._ahead = ahead = AgreedAhead(self.source, meeting, self._own_before)
         loop = asyncio.get_running_loop()
         tasks = [
             begin_task(loop, ahead.fill(), f"asyncloader {pipe!r}"),
@@ -212,15 +231,22 @@ class FullSyncPass(Pass[T]):
 class AgreedAhead(Generic[T]):
     """The items read ahead of a consumer on the same loop; those all ranks have may be taken."""
 
-    def __init__(self, source: Run[T], meeting: Meeting) -> None:
+    def __init__(self, source: Run[T], meeting: Meeting, own_before: int = 0) -> None:
         loop = asyncio.get_running_loop()
         self.source = source
         self.meeting = meeting
+        self.pads = meeting.uneven == "pad"
+        #: How many own items were yielded before. If it pads, the source begins at the last of
+        #: them, otherwise behind it.
+        self.own_before = own_before
         self.held: deque[T] = deque()
+        #: The item that is repeated, once it is known.
+        self.repeated: list[T] = []
         self.taken = 0
         self.yielded = 0
-        self.above = CursorHistory(source.put_cursors, lambda: self.yielded, source.first_cursors())
-        #: How many of the held items may be yielded, and how many agreements there were.
+        self.above = CursorHistory(source.put_cursors, self._resumable, source.first_cursors())
+        #: How many items may be yielded, those held and padding, and how many agreements there
+        #: were.
         self.agreed = 0
         self.window = 0
         self.room = FIRST_ROOM
@@ -248,7 +274,7 @@ class AgreedAhead(Generic[T]):
             while not self.is_over:
                 await self._agreer.until(self._is_due)
                 await self._let_more_come()
-                counted = len(self.held) - self.agreed
+                counted = self._counted()
                 said = await self.meeting.agree(
                     Topic.WINDOW, window=self.window, count=counted, flags=self._flags()
                 )
@@ -269,18 +295,27 @@ class AgreedAhead(Generic[T]):
 
     def take(self) -> list[T]:
         """Return the items that may be yielded."""
-        group = [self.held.popleft() for _ in range(self.agreed)]
+        own = min(self.agreed, len(self.held))
+        group = [self.held.popleft() for _ in range(own)]
+        # The consumer may change one of them.
+        group += [copy.deepcopy(self.repeated[0]) for _ in range(self.agreed - own)]
         self.agreed = 0
         self._reader.wake()
         return group
 
     def put_source_cursors(self, into: Cursors) -> None:
         """Add the source's cursors at the items that were yielded."""
-        into.update(self.above.at(self.yielded))
+        into.update(self.above.at(self._resumable()))
+
+    def _resumable(self) -> int:
+        """Return how many own items a resumed pass need not make again."""
+        return min(self.yielded, self.taken) - 1 if self.pads else self.yielded
 
     async def _read(self) -> None:
         items = aiter(self.source.abegin())
         try:
+            if self.pads and self.own_before:
+                self.repeated = [await _first_of(items)]
             async for item in items:
                 self.held.append(item)
                 del item
@@ -288,6 +323,9 @@ class AgreedAhead(Generic[T]):
                 self.above.passed(self.taken)
                 self._agreer.wake()
                 await self._reader.until(self._has_room)
+            if self.pads and self.held:
+                self.repeated = [copy.deepcopy(self.held[-1])]
+            self.meeting.own_items = self.own_before + self.taken
         finally:
             await aclose_items(items)
 
@@ -297,11 +335,19 @@ class AgreedAhead(Generic[T]):
     def _has_room(self) -> bool:
         return len(self.held) < self.room
 
+    def _counted(self) -> int:
+        """Return how many of the held items can be agreed on."""
+        held_back = 1 if self.pads and not self.is_read else 0
+        return max(len(self.held) - self.agreed - held_back, 0)
+
     def _is_due(self) -> bool:
-        return self.is_read or self._is_window() or (self._is_wanted and len(self.held) > 0)
+        if self.is_read:
+            # Padding needs no room, so that nothing else keeps it from running far ahead.
+            return not self.pads or self.agreed < self.room
+        return self._is_window() or (self._is_wanted and self._counted() > 0)
 
     def _is_window(self) -> bool:
-        return 2 * (len(self.held) - self.agreed) >= self.room
+        return 2 * self._counted() >= self.room
 
     async def _let_more_come(self) -> None:
         seconds = self._last_window_at + WINDOW_SECONDS - self._loop.time()
@@ -312,25 +358,39 @@ class AgreedAhead(Generic[T]):
         # This must match the items counted now: whether the source has ended after them.
         if not self.is_read:
             return Flags.NONE
-        return Flags.ENDED if self.error is None else Flags.FAILED
+        if self.error is not None:
+            return Flags.FAILED
+        return Flags.ENDED if self.own_before + self.taken else Flags.ENDED | Flags.EMPTY
 
     def _conclude(self, counted: int, said: list[Statement]) -> None:
-        count = min(each.count for each in said)
-        decided = [each.flags if each.count == count else Flags.NONE for each in said]
+        # A rank that pads has as many as any other.
+        bound = [each for each in said if not (self.pads and Flags.ENDED in each.flags)]
+        count = min(each.count for each in bound) if bound else max(each.count for each in said)
+        decided = [each.flags if each.count <= count else Flags.NONE for each in said]
         failed = [rank for rank, flags in enumerate(decided) if Flags.FAILED in flags]
+        empty = [rank for rank, flags in enumerate(decided) if Flags.EMPTY in flags]
         ended = [rank for rank, flags in enumerate(decided) if Flags.ENDED in flags]
         more = [rank for rank, each in enumerate(said) if each.count > count]
         if count == counted and self._is_wanted and not self._has_room():
             # This rank had all its room filled, so give it more.
             self.room = min(2 * self.room, MOST_ROOM)
             self._reader.wake()
-        self.agreed += count
         self.window += 1
+        if self.pads and empty and count:
+            self._end(
+                RankError(
+                    f"{ranks_in_words(empty)} had no item at all, so there is none to repeat, which"
+                    ' uneven="pad" does; give every rank at least one item or batch, or use "drop"',
+                    ranks=tuple(empty),
+                )
+            )
+            return
+        self.agreed += count
         if failed:
             self._end(self._failure(failed))
-        elif len(ended) == len(said) or (ended and self.meeting.drops):
+        elif len(ended) == len(said) or (ended and self.meeting.uneven == "drop"):
             self._end(None)
-        elif ended and more:
+        elif ended and more and self.meeting.uneven == "error":
             self._end(
                 RankError(
                     f"{ranks_in_words(more)} still had items at the end of {ranks_in_words(ended)},"
@@ -352,3 +412,12 @@ class AgreedAhead(Generic[T]):
         self.error = error
         self.is_over = True
         self._consumer.wake()
+
+
+async def _first_of(items: AsyncIterator[T]) -> T:
+    try:
+        return await anext(items)
+    except StopAsyncIteration:
+        raise SnapshotError(
+            "the state does not fit the data: there are fewer items than had been yielded"
+        ) from None

@@ -18,6 +18,7 @@ from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.cursors import set_numbers
+from asyncloader.datapipes.full_sync import Uneven
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
@@ -173,7 +174,7 @@ class DataLoader2(Generic[T_co]):
         in_order: bool = ...,
         seed: int | None = ...,
         distributed: Any = ...,
-        uneven: Literal["drop", "error"] = ...,
+        uneven: Uneven = ...,
         on_worker_death: Literal["raise", "restart"] = ...,
     ) -> DataLoader2[U]: ...
 
@@ -202,7 +203,7 @@ class DataLoader2(Generic[T_co]):
         in_order: bool = ...,
         seed: int | None = ...,
         distributed: Any = ...,
-        uneven: Literal["drop", "error"] = ...,
+        uneven: Uneven = ...,
         on_worker_death: Literal["raise", "restart"] = ...,
     ) -> DataLoader2[Any]: ...
 
@@ -229,7 +230,7 @@ class DataLoader2(Generic[T_co]):
         in_order: bool = True,
         seed: int | None = None,
         distributed: Any = False,
-        uneven: Literal["drop", "error"] = "drop",
+        uneven: Uneven = "drop",
         on_worker_death: Literal["raise", "restart"] = "raise",
     ) -> DataLoader2[Any]:
         """Return a loader of a data set, made as torch's ``DataLoader`` is made.
@@ -320,6 +321,15 @@ class DataLoader2(Generic[T_co]):
     def num_workers(self) -> int:
         """In how many worker processes the graph runs."""
         return self.reading_service.worker_count()
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether the item that was yielded last is padding, which a metric must not count.
+
+        A rank repeats its last item where others have more and the service of the ranks has
+        ``uneven="pad"``; otherwise nothing is padding.
+        """
+        return self._engine.is_padding(self._buffer)
 
     def seed(self, seed: int) -> None:
         """Begin this seed's sequence of epochs with the next epoch.
@@ -616,4 +626,4 @@ def _functions_of(service: Any) -> Iterator[Any]:
 
 def _role(service: ReadingServiceInterface) -> Role:
     rank, ranks = service.rank()
-    return Role(service.worker_count(), service.is_in_order(), rank, ranks)
+    return Role(service.worker_count(), service.is_in_order(), rank, ranks, service.pads())

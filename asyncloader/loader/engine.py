@@ -135,13 +135,25 @@ class Engine:
         position = start.position + passed
         adopted = self.lifecycle.adopted_seed
         seed = start.seed if adopted is None else adopted
-        return self._seeds, replace(start, seed=seed, position=position, cursors=cursors)
+        padding = self._padding(position)
+        place = replace(start, seed=seed, position=position, cursors=cursors, padding=padding)
+        return self._seeds, place
 
     def position(self, buffer: ItemBuffer) -> int | None:
         """Return how many items of its epoch were yielded, if ``buffer`` is of the present one."""
         if self._start is None or buffer is not self._buffer:
             return None
         return self._start.position + buffer.passed - self._start.before
+
+    def is_padding(self, buffer: ItemBuffer) -> bool:
+        """Whether the item that was yielded last is padding, if ``buffer`` is of this epoch."""
+        position = self.position(buffer)
+        return position is not None and self._padding(position) > 0
+
+    def _padding(self, position: int) -> int:
+        """Return how many of the first ``position`` items of the epoch are padding."""
+        own = self.lifecycle.own_items()
+        return 0 if own is None else max(position - own, 0)
 
     def begin_async(self, buffer: ItemBuffer) -> AsyncEpoch:
         """Begin an epoch on the running loop; the one before has ended."""

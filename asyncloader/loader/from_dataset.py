@@ -20,6 +20,7 @@ from asyncloader.datapipes.arguments import checked_function
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.converting import MapToIterConverter
+from asyncloader.datapipes.full_sync import Uneven
 from asyncloader.datapipes.mapping import Collator, Mapper
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.prefetching import PinMemory
@@ -58,7 +59,7 @@ class DataSetSettings:
     in_order: bool
     seed: int | None
     distributed: Any
-    uneven: Literal["drop", "error"]
+    uneven: Uneven
     on_worker_death: Literal["raise", "restart"]
 
     def __post_init__(self) -> None:

@@ -172,6 +172,10 @@ class Lifecycle:
         """Return what can change the number of workers while the loader is used, or None."""
         return self._service.adjustable()
 
+    def own_items(self) -> int | None:
+        """Return how many items of the epoch come before padding; None if that is not known."""
+        return self._service.own_items()
+
     def worker_stats(self) -> list[WorkerStats]:
         """Return how the service's processes are doing."""
         return self._service.worker_stats()

@@ -266,6 +266,8 @@ class Role:
     in_order: bool
     rank: int
     ranks: int
+    #: Whether uneven shares are padded.
+    pads: bool = False
 
 
 def regroup(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> tuple[int, Cursors, int]:

@@ -67,6 +67,8 @@ class Snapshot:
     ranks: int = 1
     #: How many of the items were handed out more than on the rank with the fewest.
     ahead: int = 0
+    #: How many of the items were padding, the last ones; None where shares are not padded.
+    padding: int | None = None
     cursors: Cursors = field(default_factory=dict)
     #: How many items the sources had, by their numbers, where the order depends on that.
     lengths: dict[int, int] = field(default_factory=dict)
@@ -109,6 +111,7 @@ class SnapshotEncoder:
                 "lengths": json.dumps(sorted(snapshot.lengths.items()))
                 if snapshot.lengths
                 else "[]",
+                **({} if snapshot.padding is None else {"padding": snapshot.padding}),
             },
         }
         sums = {name: self._sum(name, value) for name, value in checked.items()}
@@ -185,6 +188,10 @@ def decode(state: Any) -> Snapshot:
         rank=_count(position["rank"], "position.rank", ranks - 1),
         ranks=ranks,
         ahead=_count(position["ahead"], "position.ahead", items),
+        # Only states with padded shares have it.
+        padding=_count(position["padding"], "position.padding", items)
+        if "padding" in position
+        else None,
         cursors=_cursors(from_text(position["cursors"], "position.cursors")),
         lengths=_lengths(from_text(position["lengths"], "position.lengths")),
         fingerprint=_list(from_text(state["fingerprint"], "fingerprint"), "fingerprint"),

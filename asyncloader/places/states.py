@@ -81,6 +81,7 @@ class LoaderStates:
             rank=role.rank,
             ranks=role.ranks,
             ahead=0 if start is None else start.ahead,
+            padding=(0 if start is None else start.padding) if role.pads else None,
             cursors=_settled(start, has_order),
             lengths=self._lengths_in(seeds.epoch),
             service_state=service_state,
@@ -355,6 +356,7 @@ def _start_for(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> EpochSt
         epoch=max(own.epoch - 1, 0),
         is_resumed=True,
         ahead=place.ahead,
+        padding=place.padding or 0,
         taken_with=own.workers if has_others else None,
         taken_in_order=own.in_order if _is_begun(moment, own) else None,
         is_regrouped=_is_begun(moment, own) and not _has_same_items(datapipe, own, role),
@@ -365,9 +367,16 @@ def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, role: Role)
     """Return a snapshot with the items and the cursors that a loader with this role has."""
     if not _is_begun(moment, own):
         return replace(own, items=0, cursors={}, ahead=0)
+    _check_pads(own, role)
     if _has_same_items(datapipe, own, role):
         cursors = refit(datapipe, own.cursors, taken_with=own.workers, run_with=role.workers)
         return replace(own, cursors=cursors)
+    if own.padding is not None:
+        raise SnapshotError(
+            f'the state was taken with uneven="pad" in the middle of an epoch on {_who(own)}, and'
+            f" this is {_who(role)}, which has another share; load each rank's own state with as"
+            " many ranks and workers as before, or a state between epochs"
+        )
     if len(moment) < own.ranks:
         raise SnapshotError(
             f"the state was taken in the middle of an epoch on {_who(own)}, and this is"
@@ -381,6 +390,18 @@ def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, role: Role)
         )
     items, cursors, ahead = regroup(datapipe, moment, role)
     return replace(own, items=items, cursors=cursors, ahead=ahead)
+
+
+def _check_pads(own: Snapshot, role: Role) -> None:
+    """Raise SnapshotError where padded shares would be resumed as others, or the reverse."""
+    is_padded = own.padding is not None
+    if is_padded != role.pads:
+        found, wanted = ("with", "without") if is_padded else ("without", "with")
+        raise SnapshotError(
+            f'the state was taken in the middle of an epoch {found} uneven="pad", and this loader'
+            f" is {wanted} it; give its DistributedReadingService the same, or load a state between"
+            " epochs"
+        )
 
 
 def _is_begun(moment: Sequence[Snapshot], own: Snapshot) -> bool:
@@ -461,6 +482,8 @@ class EpochStart:
     is_resumed: bool = False
     #: How many more items this rank had yielded than the rank with the fewest.
     ahead: int = 0
+    #: How many of the items that were yielded before are padding.
+    padding: int = 0
     #: With how many workers the state was taken, if those or the ranks were others.
     taken_with: int | None = None
     #: Whether items were taken from the workers in turn; None for a new epoch.
@@ -479,6 +502,7 @@ class EpochStart:
         generator = SeedGenerator(self.seed)
         generator.is_chosen, generator.epoch = self.is_chosen, self.epoch
         generator.resumed_after = self.position - self.ahead if self.is_resumed else None
+        generator.padding = self.padding
         generator.taken_with = self.taken_with
         generator.taken_in_order = self.taken_in_order
         return generator

@@ -152,6 +152,14 @@ class ReadingServiceInterface:
         """Whether ranks agree with one another, also those that load the same items."""
         return False
 
+    def pads(self) -> bool:
+        """Whether ranks repeat items so that all have as many."""
+        return False
+
+    def own_items(self) -> int | None:
+        """Return how many items of the epoch come before padding; None if that is not known."""
+        return None
+
     def worker_stats(self) -> list[WorkerStats]:
         """Return how the service's processes are doing; to be called at any moment."""
         return []

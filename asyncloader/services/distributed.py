@@ -12,13 +12,13 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 from asyncloader.adapters.endings import FullSync
 from asyncloader.datapipes import full_sync
 from asyncloader.datapipes.arguments import checked_seconds
 from asyncloader.datapipes.edges import is_filter_of_shards, is_without_order
-from asyncloader.datapipes.full_sync import Meeting
+from asyncloader.datapipes.full_sync import Meeting, Uneven
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import RankError
@@ -67,8 +67,11 @@ class DistributedReadingService(ReadingServiceInterface):
     of a DeviceMesh (``mesh["dp"]``), or ``(rank, size)``. Ranks of the run that have the same
     rank in their group, as those of one tensor-parallel group, load the same items in the same
     order. All ranks of the run must make the loader, also those. A state is that of a rank of
-    the group: keep one of each. ``uneven="error"`` raises a RankError on every rank where one
-    has more items than another, in place of leaving them out (``"drop"``).
+    the group: keep one of each. ``uneven`` says what happens to items that not all
+    ranks have: ``"drop"`` leaves them out, and ``"error"`` raises a RankError on every rank. With
+    ``"pad"`` every rank yields as many as the one with the most: a rank whose share has ended
+    repeats copies of its last item, for which ``loader.is_padding`` is true, so that an
+    evaluation counts each sample once. A rank that had no item is a RankError on every rank.
 
     Under torchrun, a plain ``init_process_group("gloo")`` is enough. This is a run of one rank:
 
@@ -88,11 +91,11 @@ class DistributedReadingService(ReadingServiceInterface):
         timeout: float = 1800,
         *,
         group: Any = None,
-        uneven: Literal["drop", "error"] = "drop",
+        uneven: Uneven = "drop",
     ) -> None:
         self.timeout = checked_seconds("timeout", timeout)
-        if uneven not in ("drop", "error"):
-            raise ValueError(f'uneven must be "drop" or "error", got {uneven!r}')
+        if uneven not in get_args(Uneven):
+            raise ValueError(f'uneven must be "drop", "pad" or "error", got {uneven!r}')
         self.uneven = uneven
         # A group itself cannot be copied.
         self._place = None if group is None else place_in(group)
@@ -156,6 +159,7 @@ class DistributedReadingService(ReadingServiceInterface):
         _check_seeds(said)
         for pipe in self._synced:
             pipe.meeting.epoch = self._meeting.epoch
+        self._meeting.padding, self._meeting.own_items = seed_generator.padding, None
         # The generator is this epoch's own: later services draw from what is set here.
         seed_generator.adopt(said[0].count)
         seed_generator.spawn(self.rank()[0], inplace=True)
@@ -179,10 +183,17 @@ class DistributedReadingService(ReadingServiceInterface):
     def meets_others(self) -> bool:
         return world_size() > 1
 
+    def pads(self) -> bool:
+        return self.uneven == "pad" and self.meets_others()
+
+    def own_items(self) -> int | None:
+        return self._meeting.own_items
+
     def share(self, datapipe: Any) -> Any:
-        # The last rank has the fewest items, and all ranks yield as many as that one.
+        # The first rank has the most items, the last one the fewest; all yield as many as that one.
         _, size = self.rank()
-        return apply_sharding(copy_graph(datapipe), size, size - 1, SHARDING_PRIORITIES.DISTRIBUTED)
+        rank = 0 if self.uneven == "pad" else size - 1
+        return apply_sharding(copy_graph(datapipe), size, rank, SHARDING_PRIORITIES.DISTRIBUTED)
 
     def __repr__(self) -> str:
         group = "" if self._place is None else f", group={self._place}"
@@ -190,7 +201,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return f"DistributedReadingService(timeout={self.timeout:g}{group}{uneven})"
 
     def _meeting_of(self, group: RankGroup) -> Meeting:
-        return Meeting(group, drops=self.uneven == "drop")
+        return Meeting(group, self.uneven)
 
     async def _check_places(self, said: Sequence[Statement], step: int) -> None:
         """Check that all ranks resume their epoch after the same number of items."""
@@ -219,6 +230,11 @@ class DistributedReadingService(ReadingServiceInterface):
             is_last = pipe is end
             if is_last:
                 pipe.meeting = self._meeting
+            elif self.uneven == "pad":
+                raise ValueError(
+                    f'{stage_name(pipe)} leaves out what not all ranks have, and uneven="pad" pads'
+                    " it, which is possible only at the end of the graph; leave that pipe out"
+                )
             else:
                 pipe.meeting = self._meeting_of(await open_group(pipe.timeout))
 

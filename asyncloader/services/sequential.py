@@ -163,6 +163,13 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def meets_others(self) -> bool:
         return any(service.meets_others() for service in self.reading_services)
 
+    def pads(self) -> bool:
+        return any(service.pads() for service in self.reading_services)
+
+    def own_items(self) -> int | None:
+        known = (service.own_items() for service in self.reading_services)
+        return next((count for count in known if count is not None), None)
+
     def worker_stats(self) -> list[WorkerStats]:
         return [each for service in self.reading_services for each in service.worker_stats()]
 

@@ -173,3 +173,60 @@ async def test_an_error_comes_after_the_items_before_it_on_every_rank():
     )
     assert [type(failure) for failure in failures] == [RankError, LookupError, RankError]
     assert seen == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize("counts", [[3, 1, 2], [1, 1], [40, 1], [1, 2 * MOST_ROOM + 1]])
+async def test_a_share_that_has_ended_is_padded_with_its_last_item(counts):
+    meetings = Table(len(counts)).meetings("pad")
+    sources = [IterableWrapper(range(count)) for count in counts]
+    found = await asyncio.gather(*map(passed, meetings, sources))
+    for count, items, meeting in zip(counts, found, meetings, strict=True):
+        assert items == [*range(count)] + [count - 1] * (max(counts) - count)
+        assert meeting.own_items == count
+
+
+async def test_what_the_consumer_changes_in_the_last_item_is_not_in_the_padding():
+    async def changed(meeting: Meeting, source: Any) -> list[Any]:
+        ahead: AgreedAhead[Any] = AgreedAhead(run_of(source), meeting)
+        tasks = [asyncio.create_task(work) for work in (ahead.fill(), ahead.agree())]
+        seen = []
+        while await ahead.has_next():
+            seen += [item.pop("label") for item in ahead.take()]
+        await asyncio.wait(tasks)
+        return seen
+
+    sources = [IterableWrapper([{"label": number} for number in range(count)]) for count in (1, 4)]
+    found = await asyncio.gather(*map(changed, Table(2).meetings("pad"), sources))
+    assert found == [[0, 0, 0, 0], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("counts", [[3, 0], [0, 1, 0]])
+async def test_a_share_without_an_item_cannot_be_padded_and_is_named_on_every_rank(counts):
+    sources = [IterableWrapper(range(count)) for count in counts]
+    failures = await asyncio.gather(
+        *map(passed, Table(len(counts)).meetings("pad"), sources), return_exceptions=True
+    )
+    empty = tuple(rank for rank, count in enumerate(counts) if not count)
+    for failure in failures:
+        assert isinstance(failure, RankError)
+        assert failure.ranks == empty
+        assert "no item at all" in str(failure)
+
+
+async def test_shares_that_are_all_empty_need_no_padding():
+    sources = [IterableWrapper([]), IterableWrapper([])]
+    assert await asyncio.gather(*map(passed, Table(2).meetings("pad"), sources)) == [[], []]
+
+
+async def test_an_error_that_comes_while_others_pad_is_raised_on_every_rank():
+    class Source(IterDataPipe[int]):
+        async def __aiter__(self):
+            for number in range(5):
+                yield number
+            raise LookupError("no item 5")
+
+    sources = [IterableWrapper(range(2)), Source()]
+    failures = await asyncio.gather(
+        *map(passed, Table(2).meetings("pad"), sources), return_exceptions=True
+    )
+    assert [type(failure) for failure in failures] == [RankError, LookupError]

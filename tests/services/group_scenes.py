@@ -12,8 +12,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DistributedSampler
 
-from asyncloader import DataLoader2, DistributedReadingService
+from asyncloader import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    RankError,
+    SequentialReadingService,
+    SnapshotError,
+)
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from tests.processes.ranks import scene
 
 #: Two to a batch, so that one share has six batches, the other five and a half.
@@ -138,6 +146,129 @@ def uneven_data_is_an_error() -> Any:
                 count += 1
         except Exception as error:  # noqa: BLE001 - the test looks at it
             return count, f"{type(error).__name__}: {error}"
+
+
+def padded_loader(workers: int = 0, **settings: Any) -> DataLoader2[Any]:
+    """Return a loader of the 2 x 2 mesh: 23 batches of one, so that one share has one more.
+
+    With two workers, ranks have two in a row: 12 and 11 items too.
+    """
+    given = {"batch_size": 1, "uneven": "pad", "seed": 3, **settings}
+    return loader_in(group_of("mesh"), workers, **given)
+
+
+@scene
+def padded_epochs(workers: int) -> Any:
+    with padded_loader(workers) as loader:
+        assert len(loader) == COUNT // 2 + 1
+        return [[[batch.item(), loader.is_padding] for batch in loader] for _ in range(2)]
+
+
+@scene
+async def padded_epochs_by_async_for(workers: int) -> Any:
+    async with padded_loader(workers) as loader:
+        return [[[batch.item(), loader.is_padding] async for batch in loader] for _ in range(2)]
+
+
+def unequal(workers: int, most: int = 7) -> DataLoader2[Any]:
+    """Return a loader of two items on two ranks of the mesh, and of more on the others."""
+    count = (2, most)[dist.get_rank() // 2]
+    graph = IterableWrapper(range(count)).shuffle().map(wrapped)
+    graph = graph.sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)
+    among_ranks = DistributedReadingService(group=group_of("mesh"), uneven="pad")
+    service = SequentialReadingService(among_ranks, MultiProcessingReadingService(workers))
+    return DataLoader2(graph, reading_service=service, seed=3)
+
+
+def wrapped(number: int) -> dict[str, int]:
+    return {"number": number}
+
+
+@scene
+def padded_resumed_at_every_step(workers: int) -> Any:
+    """Resume at each step of two epochs, most of the first on two ranks is padding."""
+
+    def taken(loader: Any, batches: Any) -> list[Any]:
+        return [[batch.pop("number"), loader.is_padding] for batch in batches]
+
+    states = []
+    with unequal(workers) as loader:
+        whole = []
+        for _ in range(2):
+            for batch in loader:
+                whole.append([batch.pop("number"), loader.is_padding])
+                states.append(loader.state_dict(include_datapipe=False))
+    for step, state in enumerate(states, 1):
+        with unequal(workers) as loader:
+            loader.load_state_dict(state)
+            again = taken(loader, loader)
+            # At its end, an epoch has no more items.
+            again += taken(loader, loader) if step <= len(whole) // 2 else []
+            at_next = loader.state_dict(include_datapipe=False)["position"]["items"]
+        if again != whole[step:] or at_next:
+            return step, again, whole[step:]
+    return whole
+
+
+@scene
+def padded_and_empty() -> Any:
+    service = DistributedReadingService(group=group_of("mesh"), uneven="pad")
+    errors = []
+    for count in (1, 0):
+        graph = IterableWrapper(range(count)).sharding_filter()
+        with DataLoader2(graph, reading_service=service) as loader:
+            try:
+                errors.append(str(list(loader)))
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+@scene
+async def padded_before_the_end() -> Any:
+    graph = IterableWrapper(range(4)).sharding_filter().fullsync().map(str)
+    loader = DataLoader2(graph, reading_service=DistributedReadingService(uneven="pad"))
+    try:
+        await loader.start()
+    except ValueError as error:
+        return str(error)
+    finally:
+        await loader.aclose()
+
+
+@scene
+def padded_states_elsewhere() -> Any:
+    """Load a state from within the padding where its rest would not be the same."""
+    with padded_loader() as loader:
+        for _ in loader:
+            if loader.is_padding or dist.get_rank() < 2:
+                state = loader.state_dict(include_datapipe=False)
+        told: list[Any] = [None] * 4
+        dist.all_gather_object(told, state)
+        between = loader.state_dict(include_datapipe=False)
+    refusals = []
+    for group, uneven in (((dist.get_rank(), 4), "pad"), (group_of("mesh"), "drop")):
+        loader = loader_in(group, batch_size=1, uneven=uneven)
+        for state in ([told[0], told[2]], told[dist.get_rank()]):
+            try:
+                loader.load_state_dict(state)
+            except SnapshotError as error:
+                refusals.append(str(error))
+    with loader_in((dist.get_rank(), 4), batch_size=1, uneven="pad") as loader:
+        loader.load_state_dict(between)
+        return refusals, sum(not loader.is_padding for _ in loader)
+
+
+@scene
+def padded_while_one_dies(dies: int) -> Any:
+    # More than ranks agree on before the first of them is taken.
+    with unequal(0, 5000) as loader:
+        try:
+            for step, _ in enumerate(loader):
+                if step == 3 and dist.get_rank() == dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except RankError as error:
+            return str(error)
 
 
 @scene

@@ -99,6 +99,67 @@ def test_from_dataset_takes_what_happens_to_uneven_shares(company):
         DataLoader2.from_dataset(range(4), uneven="error")
 
 
+def check_padded(found: list[Any]) -> None:
+    """Fail unless pairs have the same items, and all as many, each once but for padding."""
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    for epoch in range(2):
+        shares = [found[0][epoch], found[2][epoch]]
+        assert [len(share) for share in shares] == [COUNT // 2 + 1] * 2
+        counted = [number for share in shares for number, is_padding in share if not is_padding]
+        assert sorted(counted) == list(range(COUNT))
+        assert shares[1][-1] == [shares[1][-2][0], True]
+    assert found[0][0] != found[0][1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_padded_shares_have_each_item_once_but_for_what_is_marked(company, workers):
+    check_padded(company.play("padded_epochs", 4, workers))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
+def test_padding_is_marked_in_async_for_too(company, workers):
+    check_padded(company.play("padded_epochs_by_async_for", 4, workers))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
+def test_padded_shares_resume_at_every_step_with_their_marks(company, workers):
+    found = company.play("padded_resumed_at_every_step", 4, workers)
+    for rank, whole in enumerate(found):
+        own = (2, 7)[rank // 2]
+        assert [is_padding for _, is_padding in whole] == ([False] * own + [True] * (7 - own)) * 2
+        for epoch in (whole[:7], whole[7:]):
+            assert sorted(number for number, is_padding in epoch if not is_padding) == [*range(own)]
+            assert {number for number, is_padding in epoch if is_padding} <= {epoch[own - 1][0]}
+
+
+def test_a_share_that_is_empty_cannot_be_padded(company):
+    for one, none in company.play("padded_and_empty", 4):
+        assert one.startswith("RankError: ranks 2 and 3 had no item at all")
+        assert none == "[]"
+
+
+def test_a_fullsync_before_the_end_is_refused_where_shares_are_padded(company):
+    for said in company.play("padded_before_the_end", 4):
+        assert said.startswith("fullsync() leaves out")
+
+
+def test_a_state_of_padded_shares_is_refused_where_its_rest_would_be_another(company):
+    for refusals, counted in company.play("padded_states_elsewhere", 4):
+        other_ranks, no_list, other_way, again = refusals
+        assert "which has another share" in other_ranks
+        assert "which has another share" in no_list
+        assert 'with uneven="pad", and this loader is without it' in other_way
+        assert other_way == again
+        assert counted in (5, 6)
+
+
+def test_a_rank_that_dies_while_others_pad_is_named(company):
+    found = company.play("padded_while_one_dies", 4, 3, ends=3)
+    for rank, said in enumerate(found[:3]):
+        assert said.startswith(f"rank {rank} lost rank 3: a process ended")
+
+
 def test_a_group_that_cannot_divide_is_refused_by_name(company):
     divides_nothing = "RankError: the items cannot be divided among these groups"
     for rank, errors in enumerate(company.play("wrong_groups", 4)):
