@@ -347,6 +347,23 @@ def graph_with(pipe_class: type) -> Any:
     return MAP_PIPES[pipe_class](mp.SequenceWrapper(range(COUNT)))
 
 
+def names_of_pipes() -> list[str]:
+    """Return the names of the pipes that have a sample, with the module that exports each."""
+    modules = [("iter", it, ITER_PIPES), ("map", mp, MAP_PIPES)]
+    return [
+        f"{kind}.{name}"
+        for kind, module, of_kind in modules
+        for name in module.__all__
+        if getattr(module, name) in of_kind
+    ]
+
+
+def named_graph(name: str) -> Any:
+    """Return ``graph_with`` the pipe of a name that ``names_of_pipes`` has."""
+    kind, name = name.split(".")
+    return graph_with(getattr(it if kind == "iter" else mp, name))
+
+
 def public_pipes(module: Any) -> list[type]:
     """Return the pipe classes that a module exports, without the bases."""
     return _public(module, DataPipe, {it.IterDataPipe, mp.MapDataPipe})

@@ -15,7 +15,6 @@ import random
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,13 +248,19 @@ def split_and_joined(source: Any, seed: int) -> Any:
 
 def cached_on_disk(source: Any) -> Any:
     """Items that are kept as files, which outlive the graph."""
-    begun = source.on_disk_cache(partial(_path, _folder()))
+    begun = source.on_disk_cache(_Folder().path)
     paths = begun.map(_with_content).end_caching("wb", same_filepath_fn=True)
     return paths.map(_of_file)
 
 
-def _path(folder: str, item: Any) -> str:
-    return str(Path(folder, hashlib.sha256(repr(item).encode()).hexdigest()))
+class _Folder:
+    """A folder of which no setting of a pipe tells the name: states fit any process's."""
+
+    def __init__(self) -> None:
+        self.name = _folder()
+
+    def path(self, item: Any) -> str:
+        return str(Path(self.name, hashlib.sha256(repr(item).encode()).hexdigest()))
 
 
 def _with_content(item: Any) -> tuple[Any, bytes]:
