@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import astuple, dataclass
 from datetime import timedelta
@@ -33,6 +34,11 @@ from asyncloader.system import in_forked_child
 #: has let go, which takes milliseconds unless the machine is very busy.
 _PATIENCE_SECONDS = 0.5
 _ABORT_SECONDS = 1.5
+
+#: After how many seconds of waiting for another rank the log says so, once a wait.
+WARN_SECONDS = 60.0
+
+logger = logging.getLogger("asyncloader")
 
 
 def is_initialized() -> bool:
@@ -235,13 +241,16 @@ class GlooGroup:
         self._ended: Future[None] = uncancellable()
         self._group: Any = None
         self._under_way: list[Any] = []
+        #: For which rank the thread waits, if it knows. Of two it is the other.
+        self._awaited: tuple[int, ...] = (1 - self.rank,) if self.size == 2 else ()
         start_thread(threading.Thread(target=self._run, name="asyncloader ranks", daemon=True))
         _gloo_groups.add(self)
 
     async def open(self) -> None:
         """Wait until all ranks have opened it; a RankError if they do not."""
         try:
-            await asyncio.wrap_future(self._opened)
+            with self._warning("start a loader"):
+                await asyncio.wrap_future(self._opened)
         except asyncio.CancelledError:
             self._jobs.put(None)
             raise
@@ -250,7 +259,8 @@ class GlooGroup:
         """Say something to all ranks; return what each of them says, by rank."""
         answer: Future[list[Statement]] = Future()
         self._jobs.put((statement, answer))
-        return await asyncio.wrap_future(answer)
+        with self._warning("read a loader"):
+            return await asyncio.wrap_future(answer)
 
     async def aclose(self) -> None:
         """Destroy the group, within a bounded time."""
@@ -268,6 +278,26 @@ class GlooGroup:
         # Nobody can wake a thread that still opens the group.
         if not self._ended.done() and self._abort():
             wait([self._ended], _ABORT_SECONDS)
+
+    @contextlib.contextmanager
+    def _warning(self, act: str) -> Iterator[None]:
+        """Log whom this rank waits for, and to do what, if that takes long."""
+
+        def warn() -> None:
+            logger.warning(
+                "rank %d has waited %g s for %s to %s, as all ranks must; it waits up to %g s",
+                self.rank,
+                WARN_SECONDS,
+                ranks_in_words(self._awaited) if self._awaited else "another rank",
+                act,
+                self._timeout,
+            )
+
+        timer = asyncio.get_running_loop().call_later(WARN_SECONDS, warn)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _abort(self) -> bool:
         """End the exchange that is under way in the thread; False if the group is not open."""
@@ -298,8 +328,8 @@ class GlooGroup:
         try:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
         except Exception as error:  # noqa: BLE001 - whatever it is, a rank is missing
-            # Gloo does not say which, but of two it is the other.
-            missing = {1 - self.rank: error} if self.size == 2 else {-1: error}
+            # Gloo does not say which.
+            missing: dict[int, Exception] = dict.fromkeys(self._awaited or (-1,), error)
             self._opened.set_exception(self._lost(missing, began))
             return
         self._opened.set_result(None)
@@ -357,6 +387,7 @@ class GlooGroup:
                 break
             left = max(began + self._timeout - time.monotonic(), 0.001)
             if rank not in unheard:
+                self._awaited = (rank,)
                 attempt(rank, work.wait, timedelta(seconds=left))
         return [Statement.from_words(words.tolist()) for words in said], unheard
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -472,6 +473,39 @@ async def waiting_too_long_for_rank_1() -> Any:
     finally:
         say(f"gave up on {rank()}")
         await loader.aclose()
+
+
+class SayingWhatIsLogged(logging.Handler):
+    """Let all ranks hear how many warnings were logged, and keep them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        say(f"{len(self.messages)} logged on {rank()}")
+
+
+@scene
+def log_while_rank_1_is_late() -> Any:
+    from asyncloader import ranks
+
+    patience, ranks.WARN_SECONDS = ranks.WARN_SECONDS, 0.3
+    log = SayingWhatIsLogged()
+    ranks.logger.addHandler(log)
+    try:
+        if rank() == 1:
+            until_said("1 logged on 0")
+        with loader_of(IterableWrapper(range(4)).sharding_filter()) as loader:
+            list(loader)
+            if rank() == 1:
+                until_said("2 logged on 0")
+            list(loader)
+    finally:
+        ranks.logger.removeHandler(log)
+        ranks.WARN_SECONDS = patience
+    return patience, log.messages
 
 
 # What services do -----------------------------------------------------------------------

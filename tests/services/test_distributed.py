@@ -285,6 +285,15 @@ def test_waiting_ends_after_the_timeout_and_names_who_is_missing(play):
     assert is_lost(errors[1], 1)
 
 
+def test_the_log_names_a_rank_that_others_wait_for(company):
+    (patience, messages), _ = company.play("log_while_rank_1_is_late", 2)
+    assert patience == 60
+    waited = "rank 0 has waited 0.3 s for rank 1 to {}, as all ranks must; it waits up to 30 s"
+    # On a machine that is busy there are more of them.
+    assert messages[0] == waited.format("start a loader")
+    assert messages[-1] == waited.format("read a loader")
+
+
 # Other services -------------------------------------------------------------------------
 
 
