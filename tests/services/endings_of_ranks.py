@@ -1,7 +1,8 @@
 """Ranks that train, and end in one of many ways: a script for ``test_endings_of_ranks.py``.
 
-One interpreter imports what they need and forks them. A rank leaves the script at its bottom, so
-that its interpreter ends as that of any program does; the first one says how all ended.
+One interpreter imports what they need and forks them, each in a process group of its own, in which
+Ctrl-C reaches the rank and its workers. A rank leaves the script at its bottom, so that its
+interpreter ends as that of any program does; the first one says how all ended.
 
     script.py KIND WORKERS SIZE ENDING...
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import importlib
 import itertools
 import json
 import os
@@ -154,18 +156,25 @@ def exits_within(loader_of: Any, step: Any) -> None:
         sys.exit(3)
 
 
+def press_ctrl_c() -> None:
+    """Interrupt the rank and its workers, as a terminal does."""
+    os.killpg(0, signal.SIGINT)
+    # Another thread may be the one that receives it.
+    time.sleep(60)
+
+
 @ending
 def interrupted(loader_of: Any, step: Any) -> None:
     loader = loader_of()
     three_of(loader, step)
-    signal.raise_signal(signal.SIGINT)
+    press_ctrl_c()
 
 
 @ending
 def interrupted_within(loader_of: Any, step: Any) -> None:
     with loader_of() as loader:
         three_of(loader, step)
-        signal.raise_signal(signal.SIGINT)
+        press_ctrl_c()
 
 
 @ending
@@ -226,15 +235,29 @@ def never_iterated(loader_of: Any, step: Any) -> None:
 kept: Any = None
 
 
+def import_what_ranks_need(kind: str) -> None:
+    # What is registered first comes last, so asyncloader must not have been imported yet.
+    atexit.register(say_who_still_talks)
+    modules = ["asyncloader.datapipes.iter", "tests.processes.spare"]
+    if kind != "plain":
+        # DistributedDataParallel imports the first of them, which takes seconds.
+        modules += ["torch._dynamo", "torch.distributed.fsdp"]
+    for module in modules:
+        importlib.import_module(module)
+
+
 def be_a_rank(rank: int, size: int, folder: Path, kind: str, workers: int, name: str) -> None:
+    os.setpgrp()
     output = os.open(folder / str(rank), os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    if workers:
+        from tests.processes.spare import keep_a_template
+
+        keep_a_template()
     store = dist.FileStore(str(folder / "store"), size)
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    # What is registered first comes last, so asyncloader must not have been imported yet.
-    atexit.register(say_who_still_talks)
     from asyncloader import DataLoader2
 
     model: Any = nn.Linear(1, 1)
@@ -254,7 +277,6 @@ def be_a_rank(rank: int, size: int, folder: Path, kind: str, workers: int, name:
         place, height = batch
         nn.functional.mse_loss(model(place), height).backward()
         if kind == "plain":
-            # DistributedDataParallel imports what takes each rank seconds.
             dist.all_reduce(model.weight.grad)
 
     ENDINGS[name](loader_of, step)
@@ -282,4 +304,5 @@ if __name__ == "__main__":
     # As in any program, nobody hears of a loader that was dropped without a shutdown.
     warnings.simplefilter("ignore", ResourceWarning)
     torch.set_num_threads(1)
+    import_what_ranks_need(sys.argv[1])
     played(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] or list(ENDINGS))

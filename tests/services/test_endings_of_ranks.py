@@ -1,7 +1,13 @@
-"""Ranks that train end as their program says, however they end, and print nothing else."""
+"""Ranks that train end as their program says, however they end, and print nothing else.
+
+All endings of all kinds take many minutes; this plays them until one is wrong:
+
+    python -m tests.services.test_endings_of_ranks
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -27,14 +33,15 @@ OTHERWISE = {
 }
 
 
-def check_endings(kind: str, workers: int, size: int, names: list[str]) -> None:
+def check_endings(kind: str, workers: int, size: int, names: list[str], limit: float = 280) -> None:
     done = subprocess.run(
         [sys.executable, "-m", SCRIPT, kind, str(workers), str(size), *names],
         cwd=ROOT,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        env=os.environ
+        | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=limit,
     )
     assert (done.returncode, done.stderr) == (0, "")
     endings = [json.loads(line) for line in done.stdout.splitlines()]
@@ -55,8 +62,18 @@ def test_a_run_whose_loader_was_not_closed_ends_with_0_and_prints_nothing(worker
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("size", "workers", "names"),
+    [(2, 0, list(ENDINGS)), (4, 2, ["local_then_destroyed", "exits_within", "interrupted"])],
+    ids=["2 ranks", "4 ranks with workers"],
+)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_ranks_end_as_their_program_says(kind, size, workers):
-    check_endings(kind, workers, size, list(ENDINGS))
+def test_ranks_end_as_their_program_says(kind, size, workers, names):
+    check_endings(kind, workers, size, names)
+
+
+if __name__ == "__main__":
+    for kind, size, workers in itertools.product(("ddp", "fsdp"), (2, 4), (0, 2)):
+        check_endings(kind, workers, size, list(ENDINGS), limit=3600)
+        sys.stdout.write(f"{kind}, {size} ranks, {workers} workers: {len(ENDINGS)} endings\n")
+        sys.stdout.flush()
