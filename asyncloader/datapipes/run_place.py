@@ -78,6 +78,7 @@ class Home:
         self._consumer = consumer
         # What threads have asked it to do.
         self._asked: deque[Callable[[], None]] = deque()
+        self._is_stopped = False
         #: Measures the threads' time.
         self.watching = watching
         self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
@@ -112,18 +113,22 @@ class Home:
         waiter = present_waiter()
 
         def do() -> None:
-            making.run(work)
+            making.run(_raise_stopped if self._is_stopped else work)
             waiter.wake()
 
         self._asked.append(do)
+        if self._is_stopped:
+            self.do_asked()
         self._consumer.wake()
         waiter.until(lambda: making.is_done)
         return making.outcome()
 
     def do_asked(self) -> None:
         """Do what threads have asked for, in the consumer's thread."""
-        while self._asked:
-            self._asked.popleft()()
+        # Whoever closes this may do it at the same time.
+        with contextlib.suppress(IndexError):
+            while self._asked:
+                self._asked.popleft()()
 
     def forget(self, giver: ThreadGiver[Any] | TaskGiver[Any]) -> None:
         """Drop a giver that is closed."""
@@ -137,6 +142,9 @@ class Home:
         """Tell all threads and tasks to end, without waiting; on the loop, unless it is closed."""
         for giver in list(self._givers):
             giver.stop()
+        # The consumer does nothing any more, and a thread may wait for it that draws for others.
+        self._is_stopped = True
+        self.do_asked()
 
     async def aclose(self) -> None:
         """End all threads and tasks within a bounded time in total."""
@@ -434,7 +442,13 @@ def at_consumer(work: Callable[[], T]) -> T:
     sends them away, as in a worker, the function is called here.
     """
     place = PLACE.get()
-    return work() if place is None or place[1] is None else place[0].at_consumer(work)
+    # A thread that draws for others has no waiter in its context, and is still a thread of a home.
+    is_in_thread = getattr(_own, "waiter", None) is not None
+    return place[0].at_consumer(work) if place is not None and is_in_thread else work()
+
+
+def _raise_stopped() -> Any:
+    raise Stopped
 
 
 class Making(Generic[T]):

@@ -20,7 +20,8 @@ from time import perf_counter
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
-from asyncloader.datapipes.run import waits
+from asyncloader.datapipes.run import reads_ahead, waits
+from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.datapipes.watch.watching import NOT_WATCHED
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
@@ -395,7 +396,10 @@ class Engine:
         adapted, needs_loop = self._looked_at
         if adapted is not self.lifecycle.adapted:
             adapted = self.lifecycle.adapted
-            needs_loop = any(waits(pipe) for pipe in breadth_first(adapted))
+            pipes = breadth_first(adapted)
+            # A thread asks the consumer for a sampler's keys, while that waits for an item.
+            is_asked = any(isinstance(pipe, SampledItems) for pipe in pipes)
+            needs_loop = any(waits(each) or (is_asked and reads_ahead(each)) for each in pipes)
             self._looked_at = adapted, needs_loop
         return needs_loop
 

@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -231,11 +232,33 @@ async def test_loaders_side_by_side_and_the_program_draw_as_if_each_were_alone(
     assert await asyncio.gather(epoch(), epoch()) == [order_of_many] * 2
 
 
+def ahead(pipe: Any) -> Any:
+    return Prefetcher(pipe, 2)
+
+
+def by_threads_of_one_branch(pipe: Any) -> Any:
+    """Whichever branch is in need draws for both, here the one that threads read ahead."""
+    one, other = pipe.fork(2)
+    return other.threadpool_map(itself, max_workers=2).zip(one).map(itemgetter(1))
+
+
+def by_threads(pipe: Any) -> Any:
+    return pipe.thread_map(itself, concurrency=2)
+
+
+def itself(item: Any) -> Any:
+    return item
+
+
+READ = [ahead, by_threads, by_threads_of_one_branch]
+
+
+@pytest.mark.parametrize("read", READ)
 def test_a_sampler_above_a_thread_draws_where_the_items_are_taken(
-    order_of_many: list[Any], untouched: list[Any]
+    read: Any, order_of_many: list[Any], untouched: list[Any]
 ) -> None:
     found = []
-    with DataLoader2(Prefetcher(many().datapipe, 2)) as loader:
+    with DataLoader2(read(many().datapipe)) as loader:
         loader.seed(7)
         for batch in loader:
             found.append(batch.tolist())
@@ -250,6 +273,26 @@ async def test_a_loader_closes_while_its_sampler_waits_for_whoever_takes_the_ite
         batches = aiter(loader)
         for _ in range(1000):
             await anext(batches)
+
+
+@pytest.mark.parametrize("read", READ)
+def test_a_for_that_breaks_off_does_not_wait_for_its_sampler(read: Any) -> None:
+    sampler = Wrapped(RandomSampler(range(2000)))
+    graph = read(DataLoader2.from_dataset(range(2000), 1, sampler=sampler).datapipe)
+    for count in (1, 64, 570):
+        with DataLoader2(graph) as loader:
+            begun = iter(loader)
+            for _ in range(count):
+                next(begun)
+
+
+def test_a_branch_that_ends_while_it_draws_for_another_loses_nothing() -> None:
+    for count in (1, 62, 64):
+        sampler = Wrapped(RandomSampler(range(200)))
+        pipe = DataLoader2.from_dataset(range(200), 1, sampler=sampler).datapipe
+        one, other = pipe.fork(2)
+        with DataLoader2(one.threadpool_map(itself).header(count).concat(other)) as loader:
+            assert sorted(map(int, list(loader)[count:])) == list(range(200))
 
 
 class Wrapped:
