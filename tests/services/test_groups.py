@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,7 +95,8 @@ def test_uneven_shares_may_be_an_error_on_every_rank_after_the_items_that_all_ha
 def test_from_dataset_takes_what_happens_to_uneven_shares(company):
     for count, said in company.play("uneven_data_is_an_error", 4):
         assert count == COUNT // 2
-        assert said.startswith("RankError: ranks 0 and 1 still had items")
+        # At the end of the others one of the two may not have come to its last item yet.
+        assert re.match("RankError: (ranks 0 and 1|rank 0|rank 1) still had items", said)
     with pytest.raises(ValueError, match="uneven='error' goes with distributed"):
         DataLoader2.from_dataset(range(4), uneven="error")
 
@@ -157,7 +159,9 @@ def test_a_state_of_padded_shares_is_refused_where_its_rest_would_be_another(com
 def test_a_rank_that_dies_while_others_pad_is_named(company):
     found = company.play("padded_while_one_dies", 4, 3, ends=3)
     for rank, said in enumerate(found[:3]):
-        assert said.startswith(f"rank {rank} lost rank 3: a process ended")
+        # The others end too, and one of them may be missed first.
+        assert said.startswith(f"rank {rank} lost rank")
+    assert any("lost rank 3: a process ended" in said for said in found[:3])
 
 
 def test_a_group_that_cannot_divide_is_refused_by_name(company):
