@@ -97,8 +97,8 @@ class DistributedReadingService(ReadingServiceInterface):
         if uneven not in get_args(Uneven):
             raise ValueError(f'uneven must be "drop", "pad" or "error", got {uneven!r}')
         self.uneven = uneven
-        # A group itself cannot be copied.
-        self._place = None if group is None else place_in(group)
+        #: This rank's place in the group, ``(rank, size)``: a group itself cannot be copied.
+        self.group = None if group is None else place_in(group)
         self._meeting = Meeting(Alone())
         self._synced: list[Any] = []
 
@@ -178,7 +178,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return self._meeting.group.size > 1
 
     def rank(self) -> tuple[int, int]:
-        return self._place or (own_rank(), world_size())
+        return self.group or (own_rank(), world_size())
 
     def meets_others(self) -> bool:
         return world_size() > 1
@@ -196,7 +196,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return apply_sharding(copy_graph(datapipe), size, rank, SHARDING_PRIORITIES.DISTRIBUTED)
 
     def __repr__(self) -> str:
-        group = "" if self._place is None else f", group={self._place}"
+        group = "" if self.group is None else f", group={self.group}"
         uneven = "" if self.uneven == "drop" else f", uneven={self.uneven!r}"
         return f"DistributedReadingService(timeout={self.timeout:g}{group}{uneven})"
 
