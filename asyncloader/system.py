@@ -255,11 +255,14 @@ def _file_mapping(line: str) -> FileMapping | None:
 
 def may_be_changed(address: int, nbytes: int) -> bool:
     """Whether memory that is mapped from a file, for this process alone, may differ from it."""
+    if sys.platform == "win32":
+        return True
     page = os.sysconf("SC_PAGE_SIZE")
     first, last = address // page, (address + nbytes - 1) // page
     try:
         with open(PROC / "self/pagemap", "rb", buffering=0) as file:
-            pages = os.pread(file.fileno(), 8 * (last - first + 1), 8 * first)
+            file.seek(8 * first)
+            pages = file.read(8 * (last - first + 1))
     except OSError:
         return True
     is_whole = len(pages) == 8 * (last - first + 1)
@@ -739,7 +742,9 @@ def open_file(path: str, flags: int) -> int:
 
 def user_number() -> int:
     """Return the number of the user whose rights this process has."""
-    return 0 if sys.platform == "win32" else os.geteuid()
+    if sys.platform == "win32":
+        return 0
+    return os.geteuid()
 
 
 def open_library(path: Path) -> None:
