@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 KILLS = [15, pytest.param(60, marks=pytest.mark.soak)]
 #: By far more than they take, which is some 20 seconds.
 SOAK_SECONDS = 400
+_COMPLAINTS = ("Traceback", "Warning", "Exception", "never")
 
 
 @pytest.mark.timeout(SOAK_SECONDS + 250)
@@ -44,7 +45,9 @@ def test_m1_processes_that_are_killed_at_random_are_not_missed(kills):
         timeout=SOAK_SECONDS + 200,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    # Workers that crash say where they were, several of them at a time.
+    words = [each for each in _COMPLAINTS if each in done.stderr]
+    assert (done.returncode, words) == (0, []), done.stdout + done.stderr
     found = re.search(r"(\d+) deaths", done.stdout)
     assert found
     assert int(found[1]) >= kills, done.stdout
