@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -44,20 +45,29 @@ KEEPS = Step("{0}.shuffle()", Effect.MIXED, (1,), (2,))
 
 
 @pytest.fixture(scope="module")
-def reports(request: pytest.FixtureRequest) -> dict[int, Report]:
-    """What became of each graph that is asked for; two are run at a time."""
+def report_of(request: pytest.FixtureRequest) -> Callable[[int], Report]:
+    """What became of a graph. Those that are asked for run two at a time, while tests wait."""
     asked = [
-        item for item in request.session.items if "reports" in getattr(item, "fixturenames", ())
+        item for item in request.session.items if "report_of" in getattr(item, "fixturenames", ())
     ]
-    seeds = [item.callspec.params["seed"] for item in asked]
-    return {report.seed: report for report in run(seeds, some_ways)}
+    coming = run((item.callspec.params["seed"] for item in asked), some_ways)
+    reports: dict[int, Report] = {}
+
+    def report_of(seed: int) -> Report:
+        while seed not in reports:
+            report = next(coming)
+            reports[report.seed] = report
+        return reports[seed]
+
+    return report_of
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_graph_gives_the_same_in_every_way(seed, reports):
-    if reports[seed].failures:
-        pytest.fail(f"{reports[seed]}\n\nshrunk: {shrunk(reports[seed])}", pytrace=False)
+def test_a_graph_gives_the_same_in_every_way(seed, report_of):
+    report = report_of(seed)
+    if report.failures:
+        pytest.fail(f"{report}\n\nshrunk: {shrunk(report)}", pytrace=False)
 
 
 def test_a_hundred_graphs_are_run_in_every_way():
