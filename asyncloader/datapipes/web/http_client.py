@@ -29,7 +29,7 @@ from aiohttp.http import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from asyncloader.datapipes.web.readers import too_large, whole_body
+from asyncloader.datapipes.web.bodies import too_large, whole_body
 from asyncloader.errors import HttpError, HttpUnavailable
 
 #: A server that takes longer to accept a connection, or to send a next byte, is gone.

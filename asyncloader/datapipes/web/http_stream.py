@@ -25,6 +25,7 @@ from asyncloader.datapipes.async_calls import Attempts
 from asyncloader.datapipes.bridge import call_on
 from asyncloader.datapipes.files.streams import BUFFER_BYTES
 from asyncloader.datapipes.run_place import present_waiter
+from asyncloader.datapipes.web.bodies import too_large
 from asyncloader.datapipes.web.http_client import (
     Client,
     Decoding,
@@ -32,7 +33,6 @@ from asyncloader.datapipes.web.http_client import (
     raise_ours,
     shown,
 )
-from asyncloader.datapipes.web.readers import too_large
 from asyncloader.errors import HttpError
 from asyncloader.runtime import LoopThread, begin_task
 from asyncloader.waiting import call_soon

@@ -12,7 +12,7 @@ import io
 import math
 import ssl
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any, Literal, SupportsInt
@@ -21,7 +21,8 @@ from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.async_calls import AsyncMapper, Attempts
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.tolerance import OnError
-from asyncloader.errors import HttpUnavailable, ResourceExhausted
+from asyncloader.datapipes.web.bodies import too_large, whole_body
+from asyncloader.errors import HttpUnavailable
 from asyncloader.runtime import in_thread
 
 #: How many requests are under way: for whole bodies, and for streams, of which one is read.
@@ -421,26 +422,3 @@ async def imported(name: str, needed_by: str) -> ModuleType:
                 name=error.name,
             ) from error
     return sys.modules[name]
-
-
-#: Joining more than this would stop the loop for some milliseconds.
-LARGE = 8 << 20
-
-
-async def whole_body(chunks: AsyncIterable[Any], name: str, max_bytes: float) -> bytes:
-    """Return all chunks as one; raise ResourceExhausted when they become too many bytes."""
-    held, size = [], 0
-    async for chunk in chunks:
-        held.append(chunk)
-        size += len(memoryview(chunk))
-        if size > max_bytes:
-            raise too_large(name, max_bytes)
-    return b"".join(held) if size < LARGE else await in_thread(b"".join, held)
-
-
-def too_large(name: str, max_bytes: float) -> ResourceExhausted:
-    """Return the error for a body that has more bytes than it may."""
-    return ResourceExhausted(
-        f"{name}: the body has more than max_bytes={max_bytes} bytes; pass a larger max_bytes to"
-        " allow it"
-    )
