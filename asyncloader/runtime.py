@@ -89,6 +89,16 @@ async def holding_interrupts(function: Callable[..., Awaitable[T]], *args: Any) 
         return Exit(error)
 
 
+def finished_at_once(work: Coroutine[Any, Any, T], otherwise: str) -> T:
+    """Return the result of a coroutine that waits for nothing; TypeError if it has to wait."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # of the coroutine
+    work.close()
+    raise TypeError(otherwise)
+
+
 def begin_closing(function: Callable[..., Awaitable[T]], *args: Any) -> asyncio.Task[T | Exit]:
     """Begin a task that closes something, for which the present task waits at once.
 

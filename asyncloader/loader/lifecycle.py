@@ -27,7 +27,7 @@ from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed, tell_epoch
 from asyncloader.graph.walk import pipes_of
 from asyncloader.places.states import EpochStart
-from asyncloader.runtime import begin_closing, released, uncancellable
+from asyncloader.runtime import begin_closing, finished_at_once, released, uncancellable
 from asyncloader.safe_error_text import note, repr_of
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
@@ -189,14 +189,12 @@ class Lifecycle:
             return None
         self._epoch_open = True
         try:
-            self._begin(start).send(None)
-        except StopIteration as begun:
-            run: Run[Any] = begun.value
-            return run
+            return finished_at_once(
+                self._begin(start), f"{self._service!r} has to wait for something"
+            )
         except BaseException:
             self._epoch_open = False
             raise
-        raise AssertionError(f"{self._service!r} has to wait for something")
 
     def end_epoch_here(self, tree: RunTree) -> bool:
         """End the epoch of ``tree`` in the present thread; False if it has to be on a loop."""

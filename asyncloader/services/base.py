@@ -18,7 +18,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol
 
@@ -28,6 +28,7 @@ from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.deadline import time_left
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import Fingerprint
+from asyncloader.runtime import finished_at_once
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import dumps_code, loads_code
 from asyncloader.tuning import Window
@@ -508,20 +509,11 @@ class PlainReset:
         self.reset = reset
 
     def __call__(self, datapipe: Any) -> Any:
-        return _finished(self.reset(datapipe))
-
-
-def _finished(work: Any) -> Any:
-    coroutine: Coroutine[Any, Any, Any] = result_of(work)
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    coroutine.close()
-    raise TypeError(
-        "this reset has to wait, which a plain initialize_iteration cannot do; write it as"
-        " `async def initialize_iteration`, and await iter_reset_fn(datapipe) in its reset"
-    )
+        return finished_at_once(
+            result_of(self.reset(datapipe)),
+            "this reset has to wait, which a plain initialize_iteration cannot do; write it as"
+            " `async def initialize_iteration`, and await iter_reset_fn(datapipe) in its reset",
+        )
 
 
 def is_users(service: Any) -> bool:
