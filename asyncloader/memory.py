@@ -21,6 +21,7 @@ from typing import Any
 
 from asyncloader import system
 from asyncloader.errors import ResourceExhausted, TransportError
+from asyncloader.waiting import do_nothing
 
 _POPULATE_AT_MOST = 64 << 20  # about 6 ms, in an event loop
 _MAP_FIXED = 0x10  # the same number on Linux, macOS and the BSDs
@@ -218,7 +219,7 @@ class Mapping(mmap.mmap):
     address = 0
 
     #: Called once, in any thread, before the memory is unmapped.
-    before_unmapping: Callable[[], object] = bool
+    before_unmapping: Callable[[], object] = do_nothing
 
     #: Whether its pages are locked, so that a device can read them by itself; None if nobody tried.
     is_locked: bool | None = None

@@ -266,7 +266,7 @@ _GREEN: tuple[tuple[str, str, dict[str, str], str], ...] = (
 
 def require_process() -> None:
     """Raise ResourceExhausted unless one more process, or thread, can be started now."""
-    probe = threading.Thread(target=int, name="asyncloader probe")
+    probe = threading.Thread(name="asyncloader probe")
     start_thread(probe)
     probe.join()
 

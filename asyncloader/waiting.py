@@ -19,6 +19,10 @@ class Stopped(GeneratorExit):
     """
 
 
+def do_nothing(*_: object) -> None:
+    """Ignore what happened."""
+
+
 class Bell:
     """A signal to one thread: it stays on until the thread has received it.
 
@@ -229,7 +233,7 @@ class WaitTimer:
         self._loop = loop
         self._seconds = seconds
         # Held only during a wait: the loop's timer may outlive the waiting code.
-        self._ring: Callable[[], object] = bool
+        self._ring: Callable[[], object] = do_nothing
         self._at = math.inf
         self._is_set = False
 
@@ -242,7 +246,7 @@ class WaitTimer:
 
     def end(self) -> None:
         """Note that the wait is over."""
-        self._ring = bool
+        self._ring = do_nothing
         self._at = math.inf
 
     def _set(self) -> None:

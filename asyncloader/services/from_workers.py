@@ -41,6 +41,7 @@ from asyncloader.places.stream_place import (
     stretches_between,
 )
 from asyncloader.runtime import begin_task
+from asyncloader.waiting import do_nothing
 from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.worker_stream import WorkerStream
 
@@ -173,7 +174,7 @@ class FromWorkersPass(Pass[Any]):
         self._is_repeated = run.pipe.is_repeated
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        self.begin(bool)
+        self.begin(do_nothing)
         self._before = self.stand()
         while items := await self.take():
             for item in items:
@@ -184,7 +185,7 @@ class FromWorkersPass(Pass[Any]):
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they are taken from the workers."""
-        self.begin(bool)
+        self.begin(do_nothing)
         while items := await self.take():
             yield items
             # Keep nothing alive while waiting for more.
@@ -204,7 +205,7 @@ class FromWorkersPass(Pass[Any]):
     def end(self) -> None:
         """Call the listener no more."""
         if self._stream is not None:
-            self._stream.listen(bool)
+            self._stream.listen(do_nothing)
 
     def take_ready(self) -> list[Any]:
         """Return the items that are there; raise an error in the place of its item.

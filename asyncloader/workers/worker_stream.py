@@ -20,7 +20,7 @@ from asyncloader.datapipes.unordered import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.places.marks import load_told
 from asyncloader.places.stream_place import Dealing, Stand, StreamPlace, first_place
-from asyncloader.waiting import LoopWaiter, WaitTimer
+from asyncloader.waiting import LoopWaiter, WaitTimer, do_nothing
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox, Merge, TakeAsReady, TakeInRuns, TakeInTurn
 from asyncloader.workers.messages import Grant, Hurry, Instruction
@@ -83,7 +83,7 @@ class WorkerStream:
         self._number = number
         self._epoch = epoch
         self._waiter = LoopWaiter(loop)
-        self._listener: Callable[[], object] = bool
+        self._listener: Callable[[], object] = do_nothing
         self._is_taking = False
         self._settings = settings
         self._place = first_place(settings.num_workers)

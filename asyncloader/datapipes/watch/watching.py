@@ -47,6 +47,11 @@ class Tree(Protocol):
     def latest_pass(self, pipe: Any) -> Any: ...
 
 
+def _no_pipes() -> list[Any]:
+    """The pipes of no epoch."""
+    return []
+
+
 class Watching:
     """The threads that iterate the pipes of one graph in this process.
 
@@ -57,7 +62,7 @@ class Watching:
         # A signal handler may ask for stats while this thread holds the lock.
         self._lock = threading.RLock()
         self._tree: Tree | None = None
-        self._find: FindPipes = list
+        self._find: FindPipes = _no_pipes
         self._pipes: list[Any] | None = None
         self._threads = [main]
         #: The seconds of threads that have ended, by place.

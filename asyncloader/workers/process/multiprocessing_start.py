@@ -31,6 +31,7 @@ from typing import Any
 from asyncloader import system
 from asyncloader.errors import WorkerStartupError
 from asyncloader.runtime import require_descriptors, require_process, start_thread
+from asyncloader.waiting import do_nothing
 from asyncloader.workers.process.child import (
     STDIO,
     let_go_of_inherited,
@@ -88,7 +89,7 @@ def _free_locks() -> None:
     std: Any = sys.modules.get("tqdm.std")
     for lock in getattr(getattr(std, "TqdmDefaultWriteLock", None), "__dict__", {}).values():
         # Only locks of threads know this; that of processes is freed by who holds it.
-        getattr(lock, "_at_fork_reinit", bool)()
+        getattr(lock, "_at_fork_reinit", do_nothing)()
 
 
 def fork_template(
