@@ -61,6 +61,7 @@ ROOMS = [
     {"exchange", "unordered"},
     {"arguments", "cursor_forms", "cursor_history", "devices", "watch"},
     {"cursors", "envelope", "lookups", "naming", "randomness", "torchdata_names"},
+    {"traits"},
 ]
 
 #: Heavy or risky modules, and the one file by which each may enter.
@@ -386,6 +387,67 @@ def test_a_heavy_module_is_imported_where_it_is_used(module):
         str(each) for each in all_imports() if _is_within(each.module, module) and not each.is_lazy
     ]
     agree(offenders, f"{module} is imported inside the function that needs it:")
+
+
+# Traits ---------------------------------------------------------------------------------
+
+#: The file that asks what a pipe is, of which only the class is known.
+TRAITS = "datapipes/traits.py"
+
+#: How pipes are called where they are looked at.
+PIPES = {
+    *("adapted", "branch", "datapipe", "each", "end", "graph", "inlet", "join", "other", "outlet"),
+    *("pipe", "pipes", "prepared", "root", "shuffler", "source", "sources", "splitter", "stage"),
+}
+
+
+def outside_of_traits() -> Iterator[tuple[SourceFile, ast.AST]]:
+    return ((file, node) for file in FILES if file.name != TRAITS for node in ast.walk(file.tree))
+
+
+def test_one_file_tells_our_classes_from_a_users():
+    offenders = [
+        f"{file.name}:{node.lineno} {ast.unparse(node)}"
+        for file, node in outside_of_traits()
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(".startswith")
+        and any(ast.unparse(each).startswith("'asyncloader.") for each in node.args)
+    ]
+    agree(offenders, f"only {TRAITS} knows what is of this package, by is_of_package:")
+
+
+def test_one_file_knows_pipes_by_their_fluent_names():
+    offenders = [
+        f"{file.name}:{node.lineno} {ast.unparse(node)}"
+        for file, node in outside_of_traits()
+        if isinstance(node, ast.Compare) and "functional_name" in ast.unparse(node)
+    ]
+    agree(offenders, f"only {TRAITS} compares the fluent name of a pipe with another:")
+
+
+def test_one_file_looks_for_what_a_pipe_may_lack():
+    offenders = [
+        f"{file.name}:{node.lineno} {ast.unparse(node)}"
+        for file, node in outside_of_traits()
+        if isinstance(node, ast.Call) and _looks_for(node) and _last_name(node.args[0]) in PIPES
+    ]
+    agree(offenders, f"only {TRAITS} looks for attributes and methods that a pipe may lack:")
+
+
+def _looks_for(call: ast.Call) -> bool:
+    return (ast.unparse(call.func), len(call.args)) in {("getattr", 3), ("hasattr", 2)}
+
+
+def _last_name(looked_at: ast.expr) -> str:
+    """Return ``pipe`` for that name itself, and for ``type(self.pipe)``."""
+    match looked_at:
+        case ast.Call(func=ast.Name(id="type"), args=[of]):
+            return _last_name(of)
+        case ast.Subscript(value=of):
+            return _last_name(of)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
 
 
 # What is not done -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, is_iter_pipe, is_pipe
 from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.run import hands_over
+from asyncloader.datapipes.traits import hands_over
 from asyncloader.graph.edit import replaced
 
 #: What is accepted as an adapter: a function from graph to graph.

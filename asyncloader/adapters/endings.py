@@ -12,8 +12,14 @@ from typing import Any
 from asyncloader.adapters.base import Adapter, appended, end_on_host
 from asyncloader.datapipes.arguments import checked_count, checked_mapping, checked_seconds
 from asyncloader.datapipes.base import is_map_pipe
-from asyncloader.datapipes.edges import functional_name, is_splitter
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.traits import (
+    has_name,
+    is_fullsync,
+    is_pinned,
+    is_prefetch,
+    is_splitter,
+)
 from asyncloader.graph.edit import replaced
 from asyncloader.graph.walk import Wiring, breadth_first
 
@@ -32,7 +38,7 @@ class FullSync(Adapter):
         self.timeout = checked_seconds("timeout", timeout)
 
     def __call__(self, datapipe: Any) -> Any:
-        if functional_name(end_on_host(datapipe)) == "fullsync":
+        if is_fullsync(end_on_host(datapipe)):
             return datapipe
         return appended(datapipe, "fullsync", self.timeout)
 
@@ -49,7 +55,7 @@ class PinMemory(Adapter):
         self.device = device
 
     def __call__(self, datapipe: Any) -> Any:
-        if functional_name(datapipe) in ("pin_memory", "to_device"):
+        if is_pinned(datapipe):
             return datapipe
         return appended(datapipe, "pin_memory", self.device)
 
@@ -93,14 +99,14 @@ class PrefetchPolicy(Adapter):
         for name, count in self.after.items():
             for pipe in _named(name, pipes):
                 datapipe = _held_after(datapipe, pipe, count)
-        if not any(map(_is_prefetch, breadth_first(datapipe))):
+        if not any(map(is_prefetch, breadth_first(datapipe))):
             datapipe = appended(datapipe, "prefetch")
         self._set(Wiring(datapipe))
         return datapipe
 
     def _set(self, wiring: Wiring) -> None:
-        for pipe in filter(_is_prefetch, wiring.pipes):
-            is_set = functional_name(wiring.sources(pipe)[0]) in self.after
+        for pipe in filter(is_prefetch, wiring.pipes):
+            is_set = has_name(wiring.sources(pipe)[0], *self.after)
             if self.buffer_size is not None and not is_set:
                 pipe.buffer_size = self.buffer_size
             if self.buffer_bytes is not None:
@@ -109,7 +115,7 @@ class PrefetchPolicy(Adapter):
 
 def _named(name: str, pipes: Sequence[Any]) -> list[Any]:
     """Return the pipes with that fluent name that a prefetch can follow."""
-    named = [pipe for pipe in pipes if functional_name(pipe) == name]
+    named = [pipe for pipe in pipes if has_name(pipe, name)]
     if not named:
         raise ValueError(f"after names {name!r}, but no pipe of the graph has that fluent name")
     streams = [pipe for pipe in named if not is_map_pipe(pipe)]
@@ -126,15 +132,11 @@ def _held_after(datapipe: Any, pipe: Any, count: int) -> Any:
     if is_splitter(pipe):
         raise ValueError(f"a prefetch cannot follow {stage_name(pipe)} itself, only its branches")
     readers = Wiring(datapipe).readers(pipe)
-    if readers and all(_is_prefetch(reader) for reader in readers):
+    if readers and all(is_prefetch(reader) for reader in readers):
         for reader in readers:
             reader.buffer_size = count
         return datapipe
     return replaced(datapipe, pipe, appended(pipe, "prefetch", count))
-
-
-def _is_prefetch(pipe: Any) -> bool:
-    return functional_name(pipe) == "prefetch"
 
 
 def _size(name: str, value: int) -> int:

@@ -9,15 +9,17 @@ from typing import Any, Literal, get_args
 
 from asyncloader.adapters.base import Adapter, appended
 from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.edges import (
-    functional_name,
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.traits import (
+    does_same_to_each,
+    is_batch,
     is_dispatch,
     is_replicable,
     is_sharding,
-    is_shuffler,
     is_splitter,
+    sharding_group,
+    shuffles_items,
 )
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.cut import Reach
 from asyncloader.graph.edit import removed, replace_edge, replaced
 from asyncloader.graph.walk import Wiring
@@ -26,11 +28,6 @@ Place = Literal["after_source", "after_shuffle", "after_batch", "end"]
 
 #: The groups of ``SHARDING_PRIORITIES``.
 DISTRIBUTED, MULTIPROCESSING = 2, 3
-
-#: Pipes that do the same to every item: to shard above them gives the same items.
-_ONE_TO_ONE = frozenset(
-    {"map", "collate", "async_map", "thread_map", "threadpool_map", "prefetch", "pin_memory"}
-)
 
 
 class ShardingPolicy(Adapter):
@@ -143,7 +140,7 @@ class ShardingPolicy(Adapter):
             case "after_source":
                 return pipes[-1]
             case _:
-                return next(filter(_shuffles_items, in_workers), pipes[-1])
+                return next(filter(shuffles_items, in_workers), pipes[-1])
 
     # Changing
 
@@ -159,11 +156,7 @@ class ShardingPolicy(Adapter):
         return _swapped(datapipe, pipe, lambda source: _filtering(source, self.group))
 
     def _dispatch_changed(self, datapipe: Any, pipe: Any) -> Any:
-        groups = {
-            getattr(other, "sharding_group_filter", None)
-            for other in _sharding(pipe)
-            if not is_dispatch(other)
-        }
+        groups = {sharding_group(other) for other in _sharding(pipe) if not is_dispatch(other)}
         if groups & {None, MULTIPROCESSING}:
             # The filter above divides among workers when there is no dispatch below it.
             return removed(datapipe, pipe)
@@ -185,7 +178,7 @@ def _trunk(wiring: Wiring, end: Any) -> list[Any]:
 
 
 def _last_batch(in_workers: list[Any], pipes: list[Any]) -> Any:
-    found = [next(filter(_is_batch, some), None) for some in (in_workers, pipes)]
+    found = [next(filter(is_batch, some), None) for some in (in_workers, pipes)]
     if found[0] is not None:
         return found[0]
     if found[1] is not None:
@@ -197,19 +190,11 @@ def _last_batch(in_workers: list[Any], pipes: list[Any]) -> Any:
     raise ValueError("the graph has no batch to shard after; choose another place")
 
 
-def _is_batch(pipe: Any) -> bool:
-    return functional_name(pipe) == "batch"
-
-
-def _shuffles_items(pipe: Any) -> bool:
-    return is_shuffler(pipe) and functional_name(pipe) != "in_batch_shuffle"
-
-
 def _check_one_to_one(above: list[Any], place: Any, pipe: Any) -> None:
     for other in above:
         if other is place:
             return
-        if functional_name(other) not in _ONE_TO_ONE and not is_sharding(other):
+        if not does_same_to_each(other) and not is_sharding(other):
             raise ValueError(
                 f"{stage_name(pipe)} cannot be moved above {stage_name(other)}, which would then"
                 " yield other items; remove one of them, or choose another place"
@@ -217,7 +202,7 @@ def _check_one_to_one(above: list[Any], place: Any, pipe: Any) -> None:
 
 
 def _dealt(datapipe: Any, pipe: Any) -> Any:
-    group = getattr(pipe, "sharding_group_filter", None)
+    group = sharding_group(pipe)
     readers = Wiring(datapipe).readers(pipe)
     if group == MULTIPROCESSING:
         return _swapped(datapipe, pipe, _dispatching)

@@ -15,7 +15,6 @@ import difflib
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
@@ -23,8 +22,9 @@ from asyncloader.datapipes.bridge import from_loop
 from asyncloader.datapipes.cursor_forms import Form, no_cursor, of_a_pass
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.run import Pass, Run, RunTree, Stride, has_passes, tree_of
+from asyncloader.datapipes.run import Pass, Run, RunTree, Stride, tree_of
 from asyncloader.datapipes.torchdata_names import RENAMED, advice_for
+from asyncloader.datapipes.traits import has_passes, is_of_package, torch_methods, torch_pipes
 from asyncloader.main_script import MAIN, home_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -75,9 +75,9 @@ def register(base: type, name: str, pipe_class: type) -> None:
     build.__signature__ = _method_signature(pipe_class)  # type: ignore[attr-defined]
     build.builds = pipe_class  # type: ignore[attr-defined]
     setattr(base, name, build)
-    if not pipe_class.__module__.startswith("asyncloader."):
+    if not is_of_package(pipe_class):
         # Names of ours would be in the way of torchdata, which registers the same ones.
-        _torch_methods(base.__name__).setdefault(name, pipe_class)
+        torch_methods(base.__name__).setdefault(name, pipe_class)
     _homes.setdefault(name, set()).add(home_of(pipe_class) or MAIN)
 
 
@@ -169,7 +169,7 @@ def _hint(cls: type, name: str, others: type) -> str:
     if hasattr(others, name):
         return f"; {_WAYS[others.__name__]}"
     names = [each for each in dir(cls) if not each.startswith("_")]
-    names += _torch_methods(_kind_of(cls).__name__)
+    names += torch_methods(_kind_of(cls).__name__)
     near = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -306,7 +306,7 @@ class DataPipe:
             if bring(name):
                 return getattr(self, name)
             kind = _kind_of(type(self))
-            if torchs := _torch_methods(kind.__name__).get(name):
+            if torchs := torch_methods(kind.__name__).get(name):
                 return functools.partial(torchs, self)
             if name in RENAMED:
                 return getattr(self, RENAMED[name])
@@ -498,34 +498,20 @@ def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Calla
 
 def is_iter_pipe(value: object) -> bool:
     """Whether ``value`` is a stream of items: one of our pipes, or of torch's."""
-    return isinstance(value, (IterDataPipe, *_torch_pipes("IterDataPipe")))
+    return isinstance(value, (IterDataPipe, *torch_pipes("IterDataPipe")))
 
 
 def is_map_pipe(value: object) -> bool:
     """Whether ``value`` is looked up by key: one of our pipes, or of torch's."""
-    return isinstance(value, (MapDataPipe, *_torch_pipes("MapDataPipe")))
+    return isinstance(value, (MapDataPipe, *torch_pipes("MapDataPipe")))
 
 
 def is_pipe(value: object) -> bool:
     """Whether ``value`` is a datapipe, ours or torch's."""
     if isinstance(value, IterDataPipe | MapDataPipe):
         return True
-    return isinstance(value, (*_torch_pipes("IterDataPipe"), *_torch_pipes("MapDataPipe")))
+    return isinstance(value, (*torch_pipes("IterDataPipe"), *torch_pipes("MapDataPipe")))
 
 
 def _kind_of(cls: type) -> type[DataPipe]:
     return IterDataPipe if issubclass(cls, IterDataPipe) else MapDataPipe
-
-
-def _torch_methods(kind: str) -> dict[str, Callable[..., Any]]:
-    """Return what is registered with torch's ``functional_datapipe``, to add to it."""
-    (pipes,) = _torch_pipes(kind) or (None,)
-    methods: dict[str, Callable[..., Any]] = getattr(pipes, "functions", {})
-    return methods
-
-
-def _torch_pipes(name: str) -> tuple[type, ...]:
-    # Not imported here: without torch's module there can be no torch pipe.
-    module = sys.modules.get("torch.utils.data.datapipes.datapipe")
-    found = getattr(module, name, None)
-    return () if found is None else (found,)

@@ -30,7 +30,7 @@ from asyncloader.datapipes.cursor_forms import MOST
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, close_items
 from asyncloader.datapipes.lookups import items_under
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run, Stride, can_share, is_ours, picks
+from asyncloader.datapipes.run import Pass, Run, Stride
 from asyncloader.datapipes.run_place import cancelled, telling
 from asyncloader.datapipes.sources import (
     IterableWrapper,
@@ -38,6 +38,7 @@ from asyncloader.datapipes.sources import (
     iterable_source,
     keyed_source,
 )
+from asyncloader.datapipes.traits import can_share, is_ours, picks
 from asyncloader.runtime import begin_task
 from asyncloader.waiting import LoopWaiter
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.traits import can, has_own_state
 from asyncloader.errors import SnapshotError
 
 #: More items than any loader yields: ten million a second for most of a year.
@@ -266,17 +267,8 @@ def form_of_pipe(pipe: Any) -> Form:
     """Return the form of a pipe's cursors; torch's pipes have none."""
     if has_own_state(pipe):
         return OF_A_SOURCE
-    form: Form = pipe.cursor_form() if hasattr(pipe, "cursor_form") else no_cursor
+    form: Form = pipe.cursor_form() if can(pipe, "cursor_form") else no_cursor
     return form
-
-
-def has_own_state(pipe: Any) -> bool:
-    """Whether a pipe is a source with ``state_dict`` and ``load_state_dict``."""
-    cls = type(pipe)
-    if hasattr(cls, "has_own_state"):
-        return bool(pipe.has_own_state())
-    # Our pipes look for a method that they lack in other modules, which takes long.
-    return not cls.__module__.startswith("asyncloader.") and hasattr(pipe, "load_state_dict")
 
 
 def is_ascending(numbers: Iterable[int]) -> bool:

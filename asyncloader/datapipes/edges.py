@@ -1,16 +1,14 @@
-"""What a pipe reads from, and what it can do.
+"""What a pipe reads from.
 
 This file is about edges. If a pipe declares its ``edges``, those are used. Otherwise they are
 searched in its attributes, and in small containers there; nothing is pickled, iterated or
-called. A pipe's methods tell what it can do, so that torch's pipes, torchdata's and a user's
-own are treated like ours. ``asyncloader.graph`` walks whole graphs; ``pipes_from`` is for pipes
-that must know which pipes they read, directly or through others.
+called. ``asyncloader.graph`` walks whole graphs; ``pipes_from`` is for pipes that must know which
+pipes they read, directly or through others.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType, NoneType
 from typing import Any
@@ -19,6 +17,13 @@ from asyncloader.datapipes.base import DataPipe, is_pipe
 from asyncloader.datapipes.cursors import Cursors, cursors_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.traits import (
+    attributes,
+    draws,
+    is_splitter,
+    is_without_order,
+    reads_in_turn,
+)
 
 MAX_DEPTH = 3
 MAX_ELEMENTS = 1024
@@ -120,10 +125,6 @@ def _refilled(container: Any, elements: Sequence[Any]) -> Any:
     return refilled
 
 
-#: Attributes that belong to a running iteration, not to the graph.
-_PASSING = frozenset({"_tree", "_datapipe_iter", "_datapipe_iterator"})
-
-
 def edges_of(pipe: Any) -> list[Any]:
     """Return the pipes that ``pipe`` itself reads from, each once, in its own order.
 
@@ -168,132 +169,6 @@ def _found_edges(pipe: Any) -> Iterator[Any]:
             yield from pipes_in(value)
 
 
-def attributes(pipe: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of a pipe's own attributes, slots included."""
-    yield from (item for item in list(vars_of(pipe).items()) if item[0] not in _PASSING)
-    for name in slots_of(type(pipe)):
-        if hasattr(pipe, name):
-            yield name, getattr(pipe, name)
-
-
-def vars_of(pipe: Any) -> dict[str, Any]:
-    """Return the attributes that a pipe keeps in its ``__dict__``."""
-    fields: dict[str, Any] = getattr(pipe, "__dict__", {})
-    return fields
-
-
-def slots_of(cls: type) -> list[str]:
-    """Return the attribute names that a class and its bases keep in ``__slots__``."""
-    names: list[str] = []
-    for base in cls.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            hides = name.startswith("__") and not name.endswith("__")
-            names.append(f"_{base.__name__.lstrip('_')}{name}" if hides else name)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
-
-
-def can(pipe: Any, *methods: str) -> bool:
-    """Whether a pipe has all these methods."""
-    for method in methods:
-        # Our pipes look for a name that they do not have in many places.
-        if not hasattr(type(pipe), method) and _has_only_own(pipe) and method not in vars(pipe):
-            return False
-        if not callable(getattr(pipe, method, None)):
-            return False
-    return True
-
-
-def _has_only_own(pipe: Any) -> bool:
-    return getattr(type(pipe), "__getattr__", None) is _OUR_GETATTR
-
-
-_OUR_GETATTR = vars(DataPipe)["__getattr__"]
-
-
-def is_random(pipe: Any) -> bool:
-    """Whether a pipe takes a seed."""
-    return can(pipe, "set_seed")
-
-
-def is_shuffler(pipe: Any) -> bool:
-    """Whether a pipe shuffles, and can be told not to."""
-    return can(pipe, "set_shuffle", "set_seed")
-
-
-def is_filter_of_shards(pipe: Any) -> bool:
-    """Whether a pipe keeps one shard of its items, once it is told which."""
-    return can(pipe, "apply_sharding")
-
-
-def is_dispatch(pipe: Any) -> bool:
-    """Whether the dispatching process runs a pipe and deals it: each item to one worker."""
-    return functional_name(pipe) == "sharding_round_robin_dispatch"
-
-
-def shards_itself(pipe: Any) -> bool:
-    """Whether a source itself gives each worker different items."""
-    return isinstance(pipe, DataPipe) and pipe.shards_itself
-
-
-def is_sharding(pipe: Any) -> bool:
-    """Whether a pipe makes the items of different workers differ."""
-    return is_filter_of_shards(pipe) or is_dispatch(pipe) or shards_itself(pipe)
-
-
-def is_replicable(pipe: Any) -> bool:
-    """Whether each worker may run a copy of a pipe; yes, unless the pipe says no."""
-    return bool(pipe.is_replicable()) if can(pipe, "is_replicable") else True
-
-
-def lives_with_loader(pipe: Any) -> bool:
-    """Whether a pipe stays with the loader while its readers may run in workers."""
-    return bool(pipe.lives_with_loader()) if can(pipe, "lives_with_loader") else False
-
-
-def goes_by_clock(pipe: Any) -> bool:
-    """Whether what a pipe yields depends on the time."""
-    return bool(pipe.goes_by_clock()) if can(pipe, "goes_by_clock") else False
-
-
-def has_no_place(pipe: Any) -> bool:
-    """Whether a pipe's items can never be made again, so that no state can be taken."""
-    return lives_with_loader(pipe) or goes_by_clock(pipe)
-
-
-def is_without_order(pipe: Any) -> bool:
-    """Whether a pipe yields items as they are ready, in an order that may differ each time."""
-    return bool(pipe.has_no_order()) if can(pipe, "has_no_order") else False
-
-
-def is_splitter(pipe: Any) -> bool:
-    """Whether a pipe is read through branches that share what it holds (fork, demux)."""
-    if can(pipe, "is_splitter"):
-        return bool(pipe.is_splitter())
-    # torch's splitters are recognised by the method that their branches call.
-    return can(pipe, "get_next_element_by_instance")
-
-
-def functional_name(pipe: Any) -> str | None:
-    """Return the name by which a pipe is made fluently, ours or torch's."""
-    name: str | None = getattr(type(pipe), "functional_name", None)
-    return name or _torch_names().get(type(pipe))
-
-
-def _torch_names() -> dict[type, str]:
-    module = sys.modules.get("torch.utils.data.datapipes.datapipe")
-    if module is None:
-        return {}
-    kinds = (module.IterDataPipe, module.MapDataPipe)
-    # torch keeps each method as a partial function over the class that it builds.
-    return {
-        function.args[0]: name
-        for kind in kinds
-        for name, function in kind.functions.items()
-        if getattr(function, "args", ())
-    }
-
-
 def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
     """Yield a pipe and all that it reads, directly or not, each once, from last to first.
 
@@ -327,7 +202,7 @@ def read_apart(one: dict[int, Any], other: dict[int, Any]) -> list[Any] | None:
     None where they are read one after the other.
     """
     join = next((pipe for each, pipe in one.items() if each in other), None)
-    if getattr(join, "reads_in_turn", False):
+    if reads_in_turn(join):
         return None
     return [pipe for each, pipe in (one | other).items() if not (each in one and each in other)]
 
@@ -336,13 +211,6 @@ def drawn_above(pipe: Any) -> Any | None:
     """Return a pipe that this one reads whose order is random in each pass, or None."""
     above = (each for each in pipes_from(pipe) if each is not pipe)
     return next((each for each in above if is_without_order(each) or draws(each)), None)
-
-
-def draws(pipe: Any) -> bool:
-    """Whether a pipe draws an order, or a choice, from its seed."""
-    if is_shuffler(pipe):
-        return bool(getattr(pipe, "shuffles", getattr(pipe, "_enabled", True)))
-    return is_random(pipe)
 
 
 def part_of(source: Run[Any], cursors: Cursors) -> Cursors:

@@ -27,9 +27,10 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, groups_of
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run, is_async_pipe
+from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.run_place import cancelled, telling
 from asyncloader.datapipes.sources import iterable_source
+from asyncloader.datapipes.traits import is_async_pipe
 from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.errors import RankError, SnapshotError
 from asyncloader.ranks import (

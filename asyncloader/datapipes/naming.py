@@ -12,25 +12,22 @@ import functools
 import inspect
 from typing import Any
 
+from asyncloader.datapipes.traits import class_name, known_as, setting
+
 
 def stage_name(pipe: object) -> str:
     """Return a pipe's name in messages: its functional name and its settings.
 
     A pipe that replaces another may use the other's name.
     """
-    if known_as := getattr(pipe, "known_as", ""):
-        return str(known_as)
-    cls = type(pipe)
-    name = getattr(cls, "functional_name", None) or cls.__name__
-    return f"{name}({', '.join(_settings(pipe))})"
+    return known_as(pipe) or f"{class_name(pipe)}({', '.join(_settings(pipe))})"
 
 
 def brief_name(pipe: object) -> str:
     """Return the name of a thread that iterates a pipe or another object: ``map(decode)``."""
-    cls = type(pipe)
-    name = getattr(cls, "functional_name", None) or cls.__name__
-    function = getattr(pipe, "fn", None) if name != cls.__name__ else None
-    return f"{name}({function_name(function)})" if callable(function) else str(name)
+    name = class_name(pipe)
+    function = setting(pipe, "fn", None) if name != type(pipe).__name__ else None
+    return f"{name}({function_name(function)})" if callable(function) else name
 
 
 def function_name(function: object) -> str:
@@ -63,7 +60,7 @@ def _settings(pipe: object) -> list[str]:
 
 def _value_of(pipe: object, parameter: inspect.Parameter) -> Any:
     try:
-        value = getattr(pipe, parameter.name, parameter.default)
+        value = setting(pipe, parameter.name, parameter.default)
     except Exception:  # noqa: BLE001 - a user's property ran; the message must not fail
         return parameter.default
     # The attribute may be a fluent method with the same name as the parameter.

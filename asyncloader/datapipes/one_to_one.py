@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.run import Pass, Run, is_ours, picks
+from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.traits import is_ours, picks
 
 
 class OneToOne:

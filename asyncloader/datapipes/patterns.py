@@ -32,9 +32,10 @@ from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
-from asyncloader.datapipes.run import Pass, Run, picks
+from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
+from asyncloader.datapipes.traits import picks
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")

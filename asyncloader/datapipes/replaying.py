@@ -20,10 +20,18 @@ from asyncloader.datapipes.cursors import (
     number_of,
     put_cursor,
 )
-from asyncloader.datapipes.edges import is_splitter, is_without_order, pipes_from
+from asyncloader.datapipes.edges import pipes_from
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Run, RunTree, has_passes
+from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.traits import (
+    calls_for_each,
+    has_passes,
+    is_splitter,
+    is_without_order,
+    raises_errors,
+    skips_errors,
+)
 
 
 def is_replayed(pipe: Any) -> bool:
@@ -47,7 +55,7 @@ def _is_where_its_source_is(pipe: Any) -> bool:
     if is_splitter(pipe) or pipe.is_stand_in:
         return True
     # A pipe that skips errors counts them, so its source's position is not enough.
-    return isinstance(pipe, OneToOne) and getattr(pipe, "on_error", "raise") == "raise"
+    return isinstance(pipe, OneToOne) and raises_errors(pipe)
 
 
 def unnumbered(unordered: Iterable[Any]) -> str:
@@ -116,9 +124,6 @@ def _to_begin_with(tree: RunTree, pipe: Any, cursor: Cursor | None) -> Cursor:
 
 def keeps_positions(pipe: Any) -> bool:
     """Whether each item of a pipe is made of one item of its source, in the same order."""
+    is_one = isinstance(pipe, OneToOne) or calls_for_each(pipe)
     # A pipe that leaves out bad samples yields fewer items than it takes.
-    skips = getattr(pipe, "on_error", "raise") == "skip"
-    # async_map_batches with flatten=False yields lists.
-    is_flat = getattr(pipe, "flattens", True)
-    is_one = isinstance(pipe, OneToOne) or getattr(pipe, "calls_for_each", False)
-    return is_flat and is_one and not (skips or is_without_order(pipe) or is_replayed(pipe))
+    return is_one and not (skips_errors(pipe) or is_without_order(pipe) or is_replayed(pipe))

@@ -24,7 +24,6 @@ from itertools import chain
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from asyncloader.datapipes.bridge import from_loop, from_thread
-from asyncloader.datapipes.cursor_forms import has_own_state
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
@@ -38,6 +37,18 @@ from asyncloader.datapipes.cursors import (
 )
 from asyncloader.datapipes.exchange import Exchange, Nobody
 from asyncloader.datapipes.in_flight import current_device, handed_over
+from asyncloader.datapipes.traits import (
+    begins_anywhere,
+    hands_over,
+    has_own_state,
+    has_passes,
+    is_async_pipe,
+    is_made_elsewhere,
+    is_our_stream,
+    vars_of,
+    waits,
+    yields_groups,
+)
 from asyncloader.datapipes.unordered import YieldOrder
 from asyncloader.datapipes.watch.watching import NOT_WATCHED, UNCOUNTED, Watching
 from asyncloader.errors import SnapshotError
@@ -101,7 +112,7 @@ class RunTree:
         for pipe in pipes:
             self._ids.add(id(pipe))
             self.pipes.append(pipe)
-            if has_passes(pipe) or (hasattr(type(pipe), "has_passes") and pipe.is_splitter()):
+            if has_passes(pipe) or (is_our_stream(pipe) and pipe.is_splitter()):
                 pipe._tree = self
 
     def has(self, pipe: Any) -> bool:
@@ -172,7 +183,7 @@ def _nothing() -> None:
 
 def tree_of(pipe: Any) -> RunTree:
     """Return the tree that runs a pipe, or a new one for a pipe that is used alone."""
-    tree: RunTree | None = getattr(pipe, "_tree", None)
+    tree: RunTree | None = vars_of(pipe).get("_tree")
     return tree if tree is not None and tree.has(pipe) else RunTree()
 
 
@@ -182,46 +193,6 @@ def own_tree_of(pipe: Any) -> RunTree:
     if not tree.has(pipe):
         tree.add([pipe])
     return tree
-
-
-def has_passes(pipe: Any) -> bool:
-    """Whether a pipe is run by passes; users' and torch's pipes are just iterated."""
-    return hasattr(type(pipe), "has_passes") and bool(pipe.has_passes())
-
-
-def is_async_pipe(pipe: Any) -> bool:
-    """Whether an event loop iterates a pipe without a thread; never so for torch's pipes."""
-    return hasattr(type(pipe), "has_passes") and bool(pipe.is_async())
-
-
-def reads_ahead(pipe: Any) -> bool:
-    """Whether a pipe may have read more of its source than its reader asked for."""
-    return is_async_pipe(pipe) or bool(getattr(pipe, "reads_ahead", False))
-
-
-def waits(pipe: Any) -> bool:
-    """Whether a pipe needs an event loop in a ``for``; torch's pipes never do."""
-    return hasattr(type(pipe), "has_passes") and bool(pipe.waits())
-
-
-def hands_over(pipe: Any) -> bool:
-    """Whether a pipe's items are in flight to a device until the consumer takes them."""
-    return getattr(pipe, "hands_over", False) and has_passes(pipe)
-
-
-def is_ours(pipe: Any) -> bool:
-    """Whether a pipe is of a class of this package, not of a user's subclass."""
-    return type(pipe).__module__.startswith("asyncloader.")
-
-
-def picks(pipe: Any) -> bool:
-    """Whether a pipe can make single items without making all before them."""
-    return is_ours(pipe) and hasattr(pipe, "picks") and bool(pipe.picks())
-
-
-def can_share(pipe: Any) -> bool:
-    """Whether a pipe can make the items of one share alone."""
-    return is_ours(pipe) and hasattr(pipe, "can_share") and bool(pipe.can_share())
 
 
 class Run(Generic[T]):
@@ -327,7 +298,7 @@ class Run(Generic[T]):
         if not has_passes(pipe):
             if isinstance(start, list):
                 return pipe.iter_at(start)  # type: ignore[no-any-return]  # its own items
-            if start is not None and is_ours(pipe) and hasattr(pipe, "iter_from"):
+            if start is not None and begins_anywhere(pipe):
                 return pipe.iter_from(start[0])  # type: ignore[no-any-return]  # its own items
             return dropped(iter(pipe), 0 if start is None else start[0])
         begun = self.new_pass()
@@ -346,7 +317,7 @@ class Run(Generic[T]):
             return OwnState.of(self, start).aitems()
         if not has_passes(pipe):
             # A pipe that yields groups is asked for those instead.
-            items = pipe if hasattr(pipe, "groups") else aiter(pipe)
+            items = pipe if yields_groups(pipe) else aiter(pipe)
             return items if start is None else adropped(aiter(items), position)
         begun: Any = self.new_pass()
         behind = (
@@ -375,7 +346,7 @@ class Run(Generic[T]):
 
     def is_made_elsewhere(self) -> bool:
         """Whether other processes make the next items, even while nobody waits for them."""
-        return hasattr(self.pipe, "is_made_elsewhere") and bool(self.pipe.is_made_elsewhere())
+        return is_made_elsewhere(self.pipe)
 
     def holds_much(self) -> bool:
         """Whether the items that were yielded hold much memory that others need."""

@@ -25,8 +25,9 @@ from asyncloader.datapipes.base import (
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run, Stride, can_share, picks
+from asyncloader.datapipes.run import Pass, Run, Stride
 from asyncloader.datapipes.sources import iterable_source
+from asyncloader.datapipes.traits import can_share, picks
 from asyncloader.datapipes.watch.watching import UNCOUNTED
 
 T = TypeVar("T")

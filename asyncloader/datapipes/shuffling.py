@@ -36,8 +36,9 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, close_items, cursor_o
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.patterns import begin_with
 from asyncloader.datapipes.randomness import BLOCK, Shuffling, fractions
-from asyncloader.datapipes.run import Pass, Run, Stride, picks
+from asyncloader.datapipes.run import Pass, Run, Stride
 from asyncloader.datapipes.sources import iterable_source, keyed_source
+from asyncloader.datapipes.traits import picks
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")

@@ -30,9 +30,10 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, number_of, put_cursor
 from asyncloader.datapipes.edges import all_readers, edges_of, pipes_from, read_apart
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns import add_cursors
-from asyncloader.datapipes.run import Pass, Run, RunTree, own_tree_of, reads_ahead
+from asyncloader.datapipes.run import Pass, Run, RunTree, own_tree_of
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.split_pass import SplitPass, split_form
+from asyncloader.datapipes.traits import reads_ahead
 from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.errors import IteratorInvalidated
 from asyncloader.system import unless_exiting

@@ -13,6 +13,7 @@ from typing import Any
 
 from asyncloader.datapipes.edges import pipes_from
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.traits import is_filter_of_shards, is_random
 from asyncloader.seeds import SeedGenerator
 
 
@@ -65,14 +66,13 @@ def _dataset_class() -> type:
 def share_of(pipe: Iterable[Any], seed: int, workers: int, worker: int) -> Iterator[Any]:
     """Return an iterator over one worker's share of a graph; sets the graph up for that."""
     seeds = SeedGenerator(seed)
-    sharding = [found for found in pipes_from(pipe) if hasattr(found, "apply_sharding")]
+    sharding = list(filter(is_filter_of_shards, pipes_from(pipe)))
     for found in sharding:
         found.apply_sharding(workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
     # Pipes after the division should differ between workers: they draw their own seeds from
     # torch's generator, which the DataLoader has seeded for this worker.
-    for shared in _each_once(sharding or [pipe]):
-        if hasattr(shared, "set_seed"):
-            shared.set_seed(seeds.generate_shared_seed())
+    for shared in filter(is_random, _each_once(sharding or [pipe])):
+        shared.set_seed(seeds.generate_shared_seed())
     return iter(pipe) if sharding else islice(pipe, worker, None, workers)
 
 

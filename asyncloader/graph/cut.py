@@ -20,28 +20,29 @@ from operator import or_
 from typing import Any, Literal
 
 from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.cursor_forms import has_own_state
-from asyncloader.datapipes.edges import (
-    all_readers,
+from asyncloader.datapipes.edges import all_readers, edges_of, read_apart, reads_twice
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.replaying import is_replayed
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.traits import (
+    acts_for,
     draws,
-    edges_of,
-    functional_name,
     goes_by_clock,
+    has_own_state,
     is_dispatch,
     is_filter_of_shards,
     is_replicable,
     is_splitter,
     is_without_order,
     lives_with_loader,
-    read_apart,
-    reads_twice,
+    reads_again,
+    reads_ahead,
+    reads_in_turn,
     shards_itself,
+    shares_passes,
+    stands_in,
+    takes_turns,
 )
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.replaying import is_replayed
-from asyncloader.datapipes.run import reads_ahead
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first, pipes_of
 
 Place = Literal["dispatcher", "workers", "loader"]
@@ -242,12 +243,9 @@ def read_again(end: Any, comes_once: Any) -> Any | None:
 
 def _is_read_again(pipe: Any, wiring: Wiring) -> bool:
     """Whether a pipe reads its source again, or is itself read in several passes."""
-    if functional_name(pipe) == "cycle":
-        return getattr(pipe, "count", None) not in (0, 1)
-    # The readers of a splitter share a pass, except those of a random split.
-    if is_splitter(pipe) and functional_name(pipe) != "random_split":
-        return False
-    return _passes_over(pipe, wiring) > 1
+    if reads_again(pipe):
+        return True
+    return not shares_passes(pipe) and _passes_over(pipe, wiring) > 1
 
 
 def _passes_over(pipe: Any, wiring: Wiring) -> int:
@@ -271,11 +269,7 @@ def branches_left_behind(end: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
     [(fork(2)[1], cycle(2), fork(2)[0], prefetch(1))]
     """
     wiring = Wiring(end)
-    splitters = [
-        pipe
-        for pipe in wiring.pipes
-        if is_splitter(pipe) and functional_name(pipe) != "random_split"
-    ]
+    splitters = list(filter(shares_passes, wiring.pipes))
     read_again = [pipe for pipe in wiring.pipes if splitters and _is_read_again(pipe, wiring)]
     for splitter, again in product(splitters, read_again):
         above = wiring.upstream([again])
@@ -372,7 +366,7 @@ def _has_several_passes(pipe: Any, wiring: Wiring) -> bool:
 
 def _at_once(reader: Any, pipe: Any) -> bool:
     """Whether a pipe makes several passes over another at the same time."""
-    return not is_replayed(reader) and not reader.reads_in_turn and reads_twice(reader, pipe)
+    return not is_replayed(reader) and not reads_in_turn(reader) and reads_twice(reader, pipe)
 
 
 def no_order_in_dividing(datapipe: Any, group: int, whom: str) -> str | None:
@@ -381,10 +375,10 @@ def no_order_in_dividing(datapipe: Any, group: int, whom: str) -> str | None:
     ``datapipe`` ends what each of them runs; items that were dispatched are divided already.
     """
     for division in pipes_of(datapipe):
-        if functional_name(division) != "sharding_filter" or not acts_for(division, group):
+        if not (takes_turns(division) and acts_for(division, group)):
             continue
         above = breadth_first(division)
-        for pipe in [] if any(map(_stands_in, above)) else above:
+        for pipe in [] if any(map(stands_in, above)) else above:
             if is_without_order(pipe) or goes_by_clock(pipe):
                 return (
                     f"each of the {whom} would have the items in another order where"
@@ -393,10 +387,6 @@ def no_order_in_dividing(datapipe: Any, group: int, whom: str) -> str | None:
                     " before it, or give it an order (ordered=True, no max_wait)"
                 )
     return None
-
-
-def _stands_in(pipe: Any) -> bool:
-    return bool(getattr(pipe, "is_stand_in", False))
 
 
 class Reach:

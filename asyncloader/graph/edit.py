@@ -17,19 +17,15 @@ from types import MethodType
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
-from asyncloader.datapipes.edges import (
-    MAX_ELEMENTS,
+from asyncloader.datapipes.edges import MAX_ELEMENTS, declared_edges, edges_of, rewritten
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.traits import (
     attributes,
-    can,
-    declared_edges,
-    edges_of,
     is_shuffler,
     is_splitter,
     lives_with_loader,
-    rewritten,
     vars_of,
 )
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, list_dps, traverse_dps
 from asyncloader.safe_error_text import note
 
@@ -103,7 +99,7 @@ def removed(end: Any, pipe: Any) -> Any:
 def as_run(datapipe: Any) -> Any:
     """Let the sources that live with the loader change a graph; return the graph to run."""
     for pipe in breadth_first(datapipe):
-        if lives_with_loader(pipe) and can(pipe, "rewired"):
+        if lives_with_loader(pipe) and isinstance(pipe, DataPipe):
             datapipe = pipe.rewired(datapipe)
     return datapipe
 

@@ -19,7 +19,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.edges import is_shuffler, vars_of
+from asyncloader.datapipes.traits import (
+    is_module_of_package,
+    is_shuffler,
+    is_switched_on,
+    setting,
+    vars_of,
+)
 from asyncloader.graph.walk import Wiring
 from asyncloader.main_script import home_of
 
@@ -131,12 +137,11 @@ def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
     for name in _parameters(type(pipe)):
         # A parameter may have the name of one of the pipe's fluent methods.
         held = [each for each in (name, f"_{name}") if each in vars_of(pipe)]
-        held = held or [name] * hasattr(pipe, name)
-        if held:
-            yield name, getattr(pipe, held[0])
+        value = vars_of(pipe)[held[0]] if held else setting(pipe, name, _UNKNOWN)
+        if value is not _UNKNOWN:
+            yield name, value
     if is_shuffler(pipe):
-        # torch's shufflers hold it under the second name.
-        yield "shuffles", getattr(pipe, "shuffles", getattr(pipe, "_enabled", True))
+        yield "shuffles", is_switched_on(pipe)
 
 
 def _parameters(pipe_class: type) -> list[str]:
@@ -165,7 +170,7 @@ def _function(value: Any, numbers: Numbers) -> Any:
 def _qualified(named: Any) -> str:
     module = home_of(named) or ""
     # Our pipes may move to other files while users keep states of them.
-    home = "asyncloader" if module.startswith("asyncloader.") else module
+    home = "asyncloader" if is_module_of_package(module) else module
     return f"{home}.{named.__qualname__}" if home else str(named.__qualname__)
 
 

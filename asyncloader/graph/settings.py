@@ -8,22 +8,24 @@ parts.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.edges import (
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.sampling import SampledItems
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.traits import (
+    acts_for,
+    has_no_seed,
     is_filter_of_shards,
     is_random,
     is_sharding,
     is_shuffler,
+    takes_a_group,
 )
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.sampling import SampledItems
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.seeds import SeedGenerator
 
@@ -49,17 +51,11 @@ def apply_sharding(
     filters = [pipe for pipe in wiring.pipes if is_filter_of_shards(pipe)]
     _check_sharded_once(wiring, [pipe for pipe in filters if acts_for(pipe, sharding_group)])
     for pipe in filters:
-        if _takes_a_group(pipe):
+        if takes_a_group(pipe):
             pipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)
         else:
             pipe.apply_sharding(num_of_instances, instance_id)
     return datapipe
-
-
-def acts_for(pipe: Any, sharding_group: int) -> bool:
-    """Whether a sharding pipe shards for a group; one without a group shards for all."""
-    group = getattr(pipe, "sharding_group_filter", None)
-    return group is None or group == sharding_group
 
 
 def _check_sharded_once(wiring: Wiring, filters: Sequence[Any]) -> None:
@@ -70,13 +66,6 @@ def _check_sharded_once(wiring: Wiring, filters: Sequence[Any]) -> None:
                 f"{stage_name(one)} and {stage_name(other)} shard the same path, so items would be"
                 " lost; keep one of them, or give each a sharding group of its own"
             )
-
-
-def _takes_a_group(pipe: Any) -> bool:
-    parameters = inspect.signature(pipe.apply_sharding).parameters
-    return len(parameters) > 2 or any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-    )
 
 
 # Shuffling ------------------------------------------------------------------------------
@@ -208,13 +197,8 @@ def seed_newcomers(datapipe: Any, known: Iterable[Any], seed_generator: SeedGene
     """
     before = set(map(id, known))
     for pipes, is_shared in zip(shared_and_own(datapipe), (True, False), strict=True):
-        new = [pipe for pipe in pipes if id(pipe) not in before and _has_no_seed(pipe)]
+        new = [pipe for pipe in pipes if id(pipe) not in before and has_no_seed(pipe)]
         set_datapipes_seed(new, seed_generator, distributed_shared=is_shared)
-
-
-def _has_no_seed(pipe: Any) -> bool:
-    """Whether the seed of a pipe is not set, as far as the pipe says it; ours and torch's do."""
-    return getattr(pipe, "_seed", "") is None
 
 
 def apply_random_seed(datapipe: Any, rng: Any) -> Any:

@@ -20,8 +20,8 @@ from time import perf_counter
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
-from asyncloader.datapipes.run import reads_ahead, waits
 from asyncloader.datapipes.sampling import SampledItems
+from asyncloader.datapipes.traits import reads_ahead, waits
 from asyncloader.datapipes.watch.watching import NOT_WATCHED
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError

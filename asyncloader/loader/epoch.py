@@ -18,8 +18,9 @@ from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursors, LastingError, close_items, put_cursor
 from asyncloader.datapipes.exchange import GROUP_SECONDS, Exchange, Waiter
 from asyncloader.datapipes.in_flight import HandedOver, current_device
-from asyncloader.datapipes.run import Run, hands_over, is_async_pipe
+from asyncloader.datapipes.run import Run
 from asyncloader.datapipes.run_place import Home, give_groups, run_at
+from asyncloader.datapipes.traits import hands_over, is_async_pipe
 from asyncloader.datapipes.watch.watching import SAMPLER, WatchedCalls, WatchedWait, Watching
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed

@@ -16,10 +16,16 @@ from concurrent.futures import Future
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
-from asyncloader.datapipes.edges import has_no_place, is_random, is_without_order
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import begin_unordered, unnumbered
-from asyncloader.datapipes.run import Run, RunTree, hands_over
+from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.traits import (
+    hands_over,
+    has_no_place,
+    is_random,
+    is_without_order,
+    stands_in,
+)
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.cut import branches_left_behind, drawn_at_once
@@ -348,7 +354,7 @@ class Lifecycle:
                     raise ValueError(_must_be_last(pipe))
             seen = pipes, any(map(is_random, pipes)), not any(map(has_no_place, pipes))
             # No user has the pipe that stands for all others, which are in the workers.
-            if len(pipes) == 1 and getattr(pipes[0], "is_stand_in", False):
+            if len(pipes) == 1 and stands_in(pipes[0]):
                 self._sealed = graph, seen
         return seen
 

@@ -24,25 +24,26 @@ from functools import partial
 from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
-from asyncloader.datapipes.cursor_forms import has_own_state
 from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.edges import (
-    edges_of,
-    functional_name,
+from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.replaying import is_replayed, keeps_positions
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.traits import (
+    acts_for,
     goes_by_clock,
+    has_own_state,
     is_dispatch,
     is_filter_of_shards,
     is_splitter,
     is_without_order,
     lives_with_loader,
+    stands_in_for_dealt,
+    takes_turns,
 )
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.replaying import is_replayed, keeps_positions
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph, read_without_fork
-from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.places.marks import DealStart, Mark
 from asyncloader.places.snapshot import Snapshot
@@ -218,7 +219,7 @@ def _worker_division(end: Any, clash: str) -> Any:
 
 def _deals(pipe: Any) -> bool:
     """Whether a pipe deals items to workers, or stands for one that does."""
-    return is_dispatch(pipe) or getattr(pipe, "is_dealt", False)
+    return is_dispatch(pipe) or stands_in_for_dealt(pipe)
 
 
 def _name_of(pipe: Any) -> str:
@@ -231,11 +232,6 @@ def divides(pipe: Any) -> bool:
     return is_dispatch(pipe) or (
         takes_turns(pipe) and acts_for(pipe, SHARDING_PRIORITIES.MULTIPROCESSING)
     )
-
-
-def takes_turns(pipe: Any) -> bool:
-    """Whether a pipe gives every n-th item to the same worker; a user's own pipe may not."""
-    return functional_name(pipe) == "sharding_filter"
 
 
 def _least_advanced(own: Cursor, above: set[int | None]) -> Cursors:

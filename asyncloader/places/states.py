@@ -14,18 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from asyncloader.datapipes.cursor_forms import (
-    Form,
-    FormOf,
-    check_cursors,
-    form_of_pipe,
-    has_own_state,
-    no_cursor,
-)
+from asyncloader.datapipes.cursor_forms import Form, FormOf, check_cursors, form_of_pipe, no_cursor
 from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.edges import draws, edges_of, goes_by_clock, lives_with_loader
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import is_one_to_one
+from asyncloader.datapipes.traits import draws, goes_by_clock, has_own_state, lives_with_loader
 from asyncloader.datapipes.unordered import settled
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing, without_a_place

@@ -25,6 +25,7 @@ from typing import Any, ParamSpec, Protocol
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.traits import is_of_package
 from asyncloader.deadline import time_left
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import Fingerprint
@@ -518,7 +519,7 @@ class PlainReset:
 
 def is_users(service: Any) -> bool:
     """Whether a service is the user's own class."""
-    return not type(service).__module__.startswith("asyncloader.")
+    return not is_of_package(type(service))
 
 
 def graph_changer(service: Any) -> str:
@@ -536,4 +537,4 @@ def graph_changer(service: Any) -> str:
 
 
 def _all_ours(kind: type, *methods: str) -> bool:
-    return all(getattr(kind, name).__module__.startswith("asyncloader.") for name in methods)
+    return all(is_of_package(getattr(kind, name)) for name in methods)

@@ -17,10 +17,10 @@ from typing import Any, get_args
 from asyncloader.adapters.endings import FullSync
 from asyncloader.datapipes import full_sync
 from asyncloader.datapipes.arguments import checked_seconds
-from asyncloader.datapipes.edges import is_filter_of_shards, is_without_order
 from asyncloader.datapipes.full_sync import Meeting, Uneven
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.traits import is_filter_of_shards, is_without_order
 from asyncloader.errors import RankError
 from asyncloader.graph.cut import no_order_in_dividing
 from asyncloader.graph.edit import copy_graph

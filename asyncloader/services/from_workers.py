@@ -19,11 +19,11 @@ from asyncloader.datapipes.cursors import (
     number_of,
     take_number_of,
 )
-from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import with_those_above
 from asyncloader.datapipes.run import Pass, Run, RunTree
 from asyncloader.datapipes.run_place import cancelled
+from asyncloader.datapipes.traits import is_without_order
 from asyncloader.datapipes.unordered import Journal, unnumbered_in
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first

@@ -18,8 +18,8 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
-from asyncloader.datapipes.run import hands_over
 from asyncloader.datapipes.sources import iterable_source
+from asyncloader.datapipes.traits import hands_over
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     IterResetFn,

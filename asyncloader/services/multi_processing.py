@@ -29,23 +29,24 @@ from asyncloader.datapipes.cursors import (
     number_of,
     take_number_of,
 )
-from asyncloader.datapipes.edges import (
-    attributes,
-    functional_name,
-    lives_with_loader,
-    pipes_in,
-)
+from asyncloader.datapipes.edges import pipes_in
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.replaying import is_replayed
-from asyncloader.datapipes.run import hands_over
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import (
     IterableWrapper,
     draws_in_each_worker,
     iterable_source,
     twice,
+)
+from asyncloader.datapipes.traits import (
+    attributes,
+    hands_over,
+    is_of_package,
+    lives_with_loader,
+    may_drop,
 )
 from asyncloader.deadline import time_left
 from asyncloader.errors import ResourceExhausted, WorkerStartupError
@@ -364,7 +365,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def adjustable(self) -> Adjustable | None:
         is_auto = AUTO in (self.num_workers, self.worker_prefetch_cnt)
         # What a user's subclass does to the graph would not be done again.
-        is_auto = is_auto and type(self).initialize.__module__.startswith("asyncloader.")
+        is_auto = is_auto and is_of_package(type(self).initialize)
         has_started = self._running.workers >= 0
         return self if is_auto and not (has_started and self._given is None) else None
 
@@ -722,7 +723,7 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     root, outlets, ends = datapipe, [], []
     droppers: tuple[str, ...] = ()
     for part in cut.parts:
-        droppers += tuple(stage_name(pipe) for pipe in part.pipes if _may_drop(pipe))
+        droppers += tuple(stage_name(pipe) for pipe in part.pipes if may_drop(pipe))
         is_fed = cut.feed is not None and any(inlet is cut.feed for inlet in part.inlets)
         outlet: Any = FedFromWorkers(part.end, cut.feed) if is_fed else FromWorkers(part.end)
         root = replaced(root, part.end, outlet)
@@ -786,10 +787,6 @@ def _check_sampler(source: IterableWrapper[Any], divider: Any) -> None:
             f" put sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING) in the place"
             f" of {stage_name(divider)}, which runs the sampler once, for all workers"
         )
-
-
-def _may_drop(pipe: Any) -> bool:
-    return functional_name(pipe) in {"filter", "flatmap", "demux", "header", "groupby"}
 
 
 def _dealt_length(end: Any, dispatch: Any, num_workers: int) -> int | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from asyncloader.datapipes.arguments import checked_auto, checked_seconds
-from asyncloader.datapipes.edges import lives_with_loader
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.traits import lives_with_loader
 from asyncloader.graph.walk import breadth_first
 from asyncloader.ranks import world_size
 from asyncloader.runtime import in_thread

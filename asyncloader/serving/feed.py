@@ -18,11 +18,11 @@ from typing import Any, Protocol, Self
 import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
 from asyncloader.datapipes.arguments import checked_count, checked_limit
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.edges import lives_with_loader
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.exchange import Nobody, Waiter
 from asyncloader.datapipes.run_place import cancelled
 from asyncloader.datapipes.tracebacks import trim_tracebacks
+from asyncloader.datapipes.traits import lives_with_loader
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import begin_task

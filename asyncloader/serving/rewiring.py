@@ -24,18 +24,19 @@ from types import CoroutineType
 from typing import Any
 
 from asyncloader.datapipes.async_calls import AsyncMapper
-from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.base import DataPipe, IterDataPipe
 from asyncloader.datapipes.batching import Batcher, timed_batches
 from asyncloader.datapipes.call import blame, is_async, unawaited
 from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.cursors import aclose_items, close_items, take_number_of
-from asyncloader.datapipes.edges import can, edges_of, is_splitter
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run, is_async_pipe
+from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.run_place import ended_threads
 from asyncloader.datapipes.thread_calls import ThreadMapper
+from asyncloader.datapipes.traits import is_async_pipe, is_ours, is_splitter
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced
 from asyncloader.graph.walk import breadth_first
@@ -87,9 +88,11 @@ def _stage_for(pipe: Any, pending: PendingRequests, wants: Wants) -> Any:
         return _request_batcher(pipe, pending)
     if isinstance(pipe, ThreadMapper):
         return _thread_stage(pipe, wants)
-    if can(pipe, "carry") and pipe.carry(functools.partial(on_envelopes, pipe=pipe, wants=wants)):
+    if isinstance(pipe, DataPipe) and pipe.carry(
+        functools.partial(on_envelopes, pipe=pipe, wants=wants)
+    ):
         return pipe
-    if isinstance(pipe, OneToOne) and not type(pipe).__module__.startswith("asyncloader."):
+    if isinstance(pipe, OneToOne) and not is_ours(pipe):
         if is_async_pipe(pipe):
             raise LoaderError(
                 f"{stage_name(pipe)} cannot follow a Feed, because it has an __aiter__: each"

@@ -21,8 +21,8 @@ from typing import Any
 
 from asyncloader import system
 from asyncloader.adapters.sharding_policy import ShardingPolicy
-from asyncloader.datapipes.edges import lives_with_loader
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.traits import lives_with_loader
 from asyncloader.datapipes.watch.watching import SAMPLER
 from asyncloader.errors import LoaderError
 from asyncloader.graph.cut import cut_graph

@@ -16,9 +16,9 @@ from typing import Any
 
 from asyncloader.datapipes.base import expect_methods
 from asyncloader.datapipes.cursors import close_items
-from asyncloader.datapipes.edges import is_dispatch
 from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.run_place import Home, run_at
+from asyncloader.datapipes.traits import is_dispatch
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import PartSeeds
 from asyncloader.graph.walk import breadth_first

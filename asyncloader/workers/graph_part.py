@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from asyncloader.datapipes.base import is_iter_pipe
 from asyncloader.datapipes.cursors import number_of
-from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.patterns import Applier
 from asyncloader.datapipes.replaying import keeps_positions, needs_replay
-from asyncloader.datapipes.run import Run, RunTree, is_ours
+from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.datapipes.splitting import Branch
+from asyncloader.datapipes.traits import is_ours, is_without_order, makes_again, stands_in
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import PartSeeds, seed_newcomers, tell_epoch
 from asyncloader.graph.walk import breadth_first, pipes_of
@@ -44,7 +44,7 @@ class PartPipes(list[Any]):
 
 
 def _makes_again(pipe: Any) -> bool:
-    return getattr(pipe, "makes_again", True) or (is_iter_pipe(pipe) and needs_replay(pipe))
+    return makes_again(pipe) or (is_iter_pipe(pipe) and needs_replay(pipe))
 
 
 def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, Branches, bool]]:
@@ -180,7 +180,7 @@ def check_added(given: Sequence[Any], returned: Any) -> None:
 
     Pipes that replace those of another process do not count.
     """
-    pipes = [pipe for pipe in pipes_of(returned) if not getattr(pipe, "is_stand_in", False)]
+    pipes = [pipe for pipe in pipes_of(returned) if not stands_in(pipe)]
     _check_kept(pipes, set(map(id, given)), "a reading service")
 
 

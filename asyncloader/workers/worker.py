@@ -17,12 +17,12 @@ from typing import Any, assert_never
 
 from asyncloader.datapipes.arguments import checked_graph
 from asyncloader.datapipes.base import DataPipe, expect_methods
-from asyncloader.datapipes.edges import is_filter_of_shards
 from asyncloader.datapipes.mapping import own_memory
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.run_place import Home, run_at
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.traits import is_filter_of_shards
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import PartSeeds, apply_sharding
 from asyncloader.graph.walk import breadth_first, pipes_of

@@ -10,8 +10,8 @@ import torch.utils.data.datapipes.iter as torch_iter
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from asyncloader.datapipes.edges import is_splitter
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.traits import is_splitter
 from asyncloader.graph import (
     breadth_first,
     copy_graph,

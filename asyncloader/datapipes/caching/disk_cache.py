@@ -32,10 +32,11 @@ from asyncloader.datapipes.files.local import checked_hashes
 from asyncloader.datapipes.files.streams import pair_in
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.patterns import LAGGING, LaggingPass, closing_items
-from asyncloader.datapipes.run import Run, waits
+from asyncloader.datapipes.run import Run
 from asyncloader.datapipes.run_place import Makers, Making, present_waiter, some_home
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import listening_for_omissions
+from asyncloader.datapipes.traits import is_dispatch, is_filter_of_shards, waits
 from asyncloader.safe_error_text import note
 from asyncloader.waiting import ThreadWaiter
 
@@ -402,8 +403,6 @@ class MakingAhead:
 #: The items for which recipes are run here, by the ids of the pipes that begin those.
 _ITEMS: ContextVar[dict[int, Any]] = ContextVar("asyncloader_recipe_items")
 
-_SHARDS = "sharding_round_robin_dispatch"
-
 
 class Recipe:
     """The pipes between an on_disk_cache and the end_caching that ends it.
@@ -443,8 +442,7 @@ class Recipe:
 
     def _check_whole(self) -> None:
         for pipe in self.pipes:
-            name = getattr(type(pipe), "functional_name", None)
-            if hasattr(pipe, "apply_sharding") or name == _SHARDS:
+            if is_filter_of_shards(pipe) or is_dispatch(pipe):
                 raise RuntimeError(
                     f"{stage_name(pipe)} between on_disk_cache() and end_caching() would leave"
                     " some workers with empty entries; put it before on_disk_cache()"

@@ -17,6 +17,7 @@ from collections.abc import Container, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from asyncloader.datapipes.traits import is_async_pipe, vars_of
 from asyncloader.system import in_forked_child
 
 #: The places of a thread that passes items on, in no pipe; of one that does something else; of
@@ -84,7 +85,7 @@ class CodeOwners:
         if at < 0 or id(source) in self.made_elsewhere:
             return ELSEWHERE
         # On a loop a source may work at any time; in a thread of its own this one does not.
-        return place if held and not _is_async(source) else self.awaited(at)
+        return place if held and not is_async_pipe(source) else self.awaited(at)
 
     def _at(self, pipe: Any, default: int) -> int:
         return next((at for at, each in enumerate(self._pipes) if each is pipe), default)
@@ -122,10 +123,6 @@ class CodeOwners:
             if owner is pipe or attribute(attribute(owner, "run"), "pipe") is pipe:
                 return place
         return places[0]
-
-
-def _is_async(pipe: Any) -> bool:
-    return hasattr(type(pipe), "is_async") and bool(pipe.is_async())
 
 
 def _reads(inner: FrameType, pipe: Any, source: Any) -> bool:
@@ -179,7 +176,7 @@ def attribute(pipe: Any, name: str) -> Any:
 
     A user's property may raise or take long.
     """
-    return getattr(pipe, "__dict__", {}).get(name)
+    return vars_of(pipe).get(name)
 
 
 def latest_pass(pipe: Any) -> Any:

@@ -24,6 +24,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from asyncloader.datapipes.cursors import number_of
+from asyncloader.datapipes.traits import stands_in
 from asyncloader.datapipes.watch.frames import (
     OUTSIDE,
     CodeOwners,
@@ -123,7 +124,7 @@ class Watching:
         tallies = []
         for place, pipe in enumerate(pipes):
             # A stand-in for pipes that run elsewhere matters only where a thread waits for it.
-            if getattr(pipe, "is_stand_in", False) and not seconds[place]:
+            if stands_in(pipe) and not seconds[place]:
                 continue
             source = names.get(id(attribute(pipe, "source")))
             running = None if self._tree is None else self._tree.latest_pass(pipe)
@@ -512,4 +513,4 @@ NO_COUNTS = (UNCOUNTED, UNCOUNTED, False, 0)
 
 def _name_of(pipe: Any) -> int | str:
     number = number_of(pipe)
-    return repr(pipe) if number is None or getattr(pipe, "is_stand_in", False) else number
+    return repr(pipe) if number is None or stands_in(pipe) else number

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from asyncloader import system
+from asyncloader.datapipes.traits import is_module_of_package
 from asyncloader.errors import WorkerStartupError
 from asyncloader.system import in_forked_child, is_readable
 from asyncloader.transport.code import modules_being_imported, number_classes_of
@@ -292,7 +293,7 @@ def _command(control_fd: int, loader_fd: int, preload: tuple[str, ...]) -> list[
 def _preloaded(plan: ProcessPlan) -> tuple[str, ...]:
     """What a template imports before it forks; of libraries only where that is safe."""
     if not system.MAY_FORK_AFTER_IMPORTS:
-        return tuple(name for name in plan.preload if name.startswith("asyncloader."))
+        return tuple(name for name in plan.preload if is_module_of_package(name))
     return (*plan.preload, *(["torch"] if "torch" in sys.modules else []))
 
 
