@@ -21,7 +21,7 @@ from asyncloader.datapipes.traits import (
     is_splitter,
 )
 from asyncloader.graph.edit import replaced
-from asyncloader.graph.walk import Wiring, breadth_first
+from asyncloader.graph.walk import Graph, breadth_first
 
 
 class FullSync(Adapter):
@@ -101,12 +101,12 @@ class PrefetchPolicy(Adapter):
                 datapipe = _held_after(datapipe, pipe, count)
         if not any(map(is_prefetch, breadth_first(datapipe))):
             datapipe = appended(datapipe, "prefetch")
-        self._set(Wiring(datapipe))
+        self._set(Graph(datapipe))
         return datapipe
 
-    def _set(self, wiring: Wiring) -> None:
-        for pipe in filter(is_prefetch, wiring.pipes):
-            is_set = has_name(wiring.sources(pipe)[0], *self.after)
+    def _set(self, graph: Graph) -> None:
+        for pipe in filter(is_prefetch, graph.pipes):
+            is_set = has_name(graph.sources(pipe)[0], *self.after)
             if self.buffer_size is not None and not is_set:
                 pipe.buffer_size = self.buffer_size
             if self.buffer_bytes is not None:
@@ -131,7 +131,7 @@ def _named(name: str, pipes: Sequence[Any]) -> list[Any]:
 def _held_after(datapipe: Any, pipe: Any, count: int) -> Any:
     if is_splitter(pipe):
         raise ValueError(f"a prefetch cannot follow {stage_name(pipe)} itself, only its branches")
-    readers = Wiring(datapipe).readers(pipe)
+    readers = Graph(datapipe).readers(pipe)
     if readers and all(is_prefetch(reader) for reader in readers):
         for reader in readers:
             reader.buffer_size = count

@@ -22,7 +22,7 @@ from asyncloader.datapipes.traits import (
 )
 from asyncloader.graph.cut import Reach
 from asyncloader.graph.edit import removed, replace_edge, replaced
-from asyncloader.graph.walk import Wiring
+from asyncloader.graph.walk import Graph
 
 Place = Literal["after_source", "after_shuffle", "after_batch", "end"]
 
@@ -92,8 +92,8 @@ class ShardingPolicy(Adapter):
     # Adding
 
     def _added(self, datapipe: Any) -> Any:
-        wiring = Wiring(datapipe)
-        place = self._place_among(_trunk(wiring, datapipe), Reach(wiring), bool(self.dispatch))
+        graph = Graph(datapipe)
+        place = self._place_among(_trunk(graph, datapipe), Reach(graph), bool(self.dispatch))
         if self.dispatch:
             return replaced(datapipe, place, _dispatching(_filtering(place, DISTRIBUTED)))
         return replaced(datapipe, place, _filtering(place, self.group))
@@ -101,19 +101,19 @@ class ShardingPolicy(Adapter):
     # Moving
 
     def _moved(self, datapipe: Any, pipe: Any) -> Any:
-        wiring = Wiring(datapipe)
-        if not wiring.sources(pipe):
+        graph = Graph(datapipe)
+        if not graph.sources(pipe):
             raise ValueError(
                 f"{stage_name(pipe)} is a source that shards itself, and its sharding cannot be"
                 " moved; leave place out"
             )
-        (source,) = wiring.sources(pipe)
-        above = _trunk(wiring, source)
-        trunk = _trunk(wiring, datapipe)
+        (source,) = graph.sources(pipe)
+        above = _trunk(graph, source)
+        trunk = _trunk(graph, datapipe)
         on_trunk = any(other is pipe for other in trunk)
         places = [other for other in trunk if other is not pipe] if on_trunk else above
         is_dealt = is_dispatch(pipe) if self.dispatch is None else self.dispatch
-        place = self._place_among(places, Reach(wiring), is_dealt)
+        place = self._place_among(places, Reach(graph), is_dealt)
         if place is source:
             return datapipe
         if any(other is place for other in above):
@@ -145,7 +145,7 @@ class ShardingPolicy(Adapter):
     # Changing
 
     def _changed(self, datapipe: Any, pipe: Any) -> Any:
-        if not Wiring(datapipe).sources(pipe):
+        if not Graph(datapipe).sources(pipe):
             return datapipe
         if is_dispatch(pipe):
             return self._dispatch_changed(datapipe, pipe) if self.dispatch is False else datapipe
@@ -165,15 +165,15 @@ class ShardingPolicy(Adapter):
 
 
 def _sharding(datapipe: Any) -> list[Any]:
-    return [pipe for pipe in Wiring(datapipe).pipes if is_sharding(pipe)]
+    return [pipe for pipe in Graph(datapipe).pipes if is_sharding(pipe)]
 
 
-def _trunk(wiring: Wiring, end: Any) -> list[Any]:
+def _trunk(graph: Graph, end: Any) -> list[Any]:
     """Return the streams from ``end`` up to where several meet, or to the source."""
     trunk, sources = [], [end]
     while len(sources) == 1 and not is_splitter(sources[0]):
         trunk.append(sources[0])
-        sources = wiring.sources(sources[0])
+        sources = graph.sources(sources[0])
     return [pipe for pipe in trunk if is_iter_pipe(pipe)]
 
 
@@ -203,7 +203,7 @@ def _check_one_to_one(above: list[Any], place: Any, pipe: Any) -> None:
 
 def _dealt(datapipe: Any, pipe: Any) -> Any:
     group = sharding_group(pipe)
-    readers = Wiring(datapipe).readers(pipe)
+    readers = Graph(datapipe).readers(pipe)
     if group == MULTIPROCESSING:
         return _swapped(datapipe, pipe, _dispatching)
     if group is None and not any(is_dispatch(reader) for reader in readers):
@@ -221,5 +221,5 @@ def _dispatching(source: Any) -> Any:
 
 
 def _swapped(datapipe: Any, pipe: Any, make: Any) -> Any:
-    (source,) = Wiring(datapipe).sources(pipe)
+    (source,) = Graph(datapipe).sources(pipe)
     return replaced(datapipe, pipe, make(source))

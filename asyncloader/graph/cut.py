@@ -43,7 +43,7 @@ from asyncloader.datapipes.traits import (
     stands_in,
     takes_turns,
 )
-from asyncloader.graph.walk import Wiring, breadth_first, pipes_of
+from asyncloader.graph.walk import Graph, breadth_first, pipes_of
 
 Place = Literal["dispatcher", "workers", "loader"]
 
@@ -103,19 +103,22 @@ def cut_graph(datapipe: Any) -> Cut:
     map(str)           | workers
     pin_memory()       | loader
     """
-    wiring = Wiring(datapipe)
-    whole = Reach(wiring)
-    dispatch = _cut_below(whole, [pipe for pipe in wiring.pipes if is_dispatch(pipe)])
-    feed = _cut_below(whole, [pipe for pipe in wiring.pipes if lives_with_loader(pipe)])
+    return Graph.of(datapipe).once(_cut)
+
+
+def _cut(graph: Graph) -> Cut:
+    whole = Reach(graph)
+    dispatch = _cut_below(whole, [pipe for pipe in graph.pipes if is_dispatch(pipe)])
+    feed = _cut_below(whole, [pipe for pipe in graph.pipes if lives_with_loader(pipe)])
     _check_apart(whole, dispatch, feed)
     inlets = [pipe for pipe in (dispatch, feed) if pipe is not None]
-    parts = _parts(Reach(wiring, inlets), inlets, feed)
+    parts = _parts(Reach(graph, inlets), inlets, feed)
     sent = [inlet for part in parts for inlet in part.inlets]
     return Cut(
         dispatch=dispatch,
         feed=feed if any(inlet is feed for inlet in sent) else None,
         parts=parts,
-        places=_places(wiring, dispatch, parts),
+        places=_places(graph, dispatch, parts),
     )
 
 
@@ -140,16 +143,16 @@ def _check_apart(reach: Reach, dispatch: Any | None, feed: Any | None) -> None:
 
 
 def _parts(reach: Reach, inlets: Sequence[Any], feed: Any | None) -> tuple[WorkerPart, ...]:
-    wiring = reach.wiring
+    graph = reach.graph
     parts: list[WorkerPart] = []
-    waiting, seen = [wiring.end], {id(wiring.end)}
+    waiting, seen = [graph.end], {id(graph.end)}
     for pipe in waiting:  # it grows while it is read
         if pipe is feed:
             continue  # the loader reads it itself: there is nothing for workers to do
         if reach.can_copy(pipe) and reach.can_cut_after(pipe):
             parts.append(_part(reach, pipe, inlets))
         else:
-            fresh = [source for source in wiring.sources(pipe) if id(source) not in seen]
+            fresh = [source for source in graph.sources(pipe) if id(source) not in seen]
             seen.update(map(id, fresh))
             waiting.extend(fresh)
     return tuple(parts)
@@ -175,13 +178,13 @@ def _shards(pipe: Any) -> bool:
 
 
 def _places(
-    wiring: Wiring, dispatch: Any | None, parts: Sequence[WorkerPart]
+    graph: Graph, dispatch: Any | None, parts: Sequence[WorkerPart]
 ) -> tuple[tuple[Any, Place], ...]:
-    where: dict[int, Place] = {id(pipe): "loader" for pipe in wiring.pipes}
+    where: dict[int, Place] = {id(pipe): "loader" for pipe in graph.pipes}
     where.update((id(pipe), "workers") for part in parts for pipe in part.pipes)
     if dispatch is not None:
-        where.update((key, "dispatcher") for key in wiring.upstream([dispatch]))
-    return tuple((pipe, where[id(pipe)]) for pipe in wiring.pipes)
+        where.update((key, "dispatcher") for key in graph.upstream([dispatch]))
+    return tuple((pipe, where[id(pipe)]) for pipe in graph.pipes)
 
 
 def divided_twice(cut: Cut) -> tuple[Any, Any] | None:
@@ -236,21 +239,21 @@ def read_again(end: Any, comes_once: Any) -> Any | None:
     >>> read_again(source.map(str).cycle(2), source), read_again(source.map(str), source)
     (cycle(2), None)
     """
-    wiring = Wiring(end)
-    following = [pipe for pipe in wiring.pipes if id(comes_once) in wiring.upstream([pipe])]
-    return next((pipe for pipe in following if _is_read_again(pipe, wiring)), None)
+    graph = Graph.of(end)
+    following = [pipe for pipe in graph.pipes if id(comes_once) in graph.upstream([pipe])]
+    return next((pipe for pipe in following if _is_read_again(pipe, graph)), None)
 
 
-def _is_read_again(pipe: Any, wiring: Wiring) -> bool:
+def _is_read_again(pipe: Any, graph: Graph) -> bool:
     """Whether a pipe reads its source again, or is itself read in several passes."""
     if reads_again(pipe):
         return True
-    return not shares_passes(pipe) and _passes_over(pipe, wiring) > 1
+    return not shares_passes(pipe) and _passes_over(pipe, graph) > 1
 
 
-def _passes_over(pipe: Any, wiring: Wiring) -> int:
+def _passes_over(pipe: Any, graph: Graph) -> int:
     """Return in how many passes a pipe is read."""
-    readers = wiring.readers(pipe)
+    readers = graph.readers(pipe)
     # A user's pipe may hold its one source in several attributes.
     twice = any(not is_replayed(reader) and reads_twice(reader, pipe) for reader in readers)
     return len(readers) + twice
@@ -268,16 +271,16 @@ def branches_left_behind(end: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
     >>> list(branches_left_behind(one.cycle(2).mux_longest(other.prefetch(1))))
     [(fork(2)[1], cycle(2), fork(2)[0], prefetch(1))]
     """
-    wiring = Wiring(end)
-    splitters = list(filter(shares_passes, wiring.pipes))
-    read_again = [pipe for pipe in wiring.pipes if splitters and _is_read_again(pipe, wiring)]
+    graph = Graph.of(end)
+    splitters = list(filter(shares_passes, graph.pipes))
+    read_again = [pipe for pipe in graph.pipes if splitters and _is_read_again(pipe, graph)]
     for splitter, again in product(splitters, read_again):
-        above = wiring.upstream([again])
-        branches = wiring.readers(splitter)
+        above = graph.upstream([again])
+        branches = graph.readers(splitter)
         inside = [branch for branch in branches if id(branch) in above]
         outside = [branch for branch in branches if id(branch) not in above]
         for branch, left in product(inside, outside):
-            own, others = all_readers(branch, wiring.readers), all_readers(left, wiring.readers)
+            own, others = all_readers(branch, graph.readers), all_readers(left, graph.readers)
             apart = read_apart(own, others)
             if apart is not None:
                 yield left, again, branch, next(filter(reads_ahead, apart), None)
@@ -294,29 +297,29 @@ def drawn_at_once(end: Any) -> Iterator[tuple[Any, Any, Any]]:
     >>> [tuple(map(stage_name, each)) for each in drawn_at_once(ahead.zip(ahead))]
     [('shuffle()', 'cycle(2)', 'prefetch(1)')]
     """
-    wiring = Wiring(end)
+    graph = Graph.of(end)
     at_once = read_without_fork(end)
     shared = set(map(id, at_once))
     for pipe in at_once:
-        inside = _made_for_each_reader(pipe, wiring)
+        inside = _made_for_each_reader(pipe, graph)
         for drawn in filter(draws, inside):
-            behind = [each for each in inside if id(drawn) in wiring.upstream([each])]
+            behind = [each for each in inside if id(drawn) in graph.upstream([each])]
             several = (each for each in behind if id(each) not in shared)
-            again = next((each for each in several if _is_read_again(each, wiring)), None)
+            again = next((each for each in several if _is_read_again(each, graph)), None)
             ahead = next(filter(reads_ahead, behind), None)
             if again is not None and ahead is not None:
                 yield drawn, again, ahead
 
 
-def _made_for_each_reader(pipe: Any, wiring: Wiring) -> list[Any]:
+def _made_for_each_reader(pipe: Any, graph: Graph) -> list[Any]:
     """Return the pipes of which each reader of a pipe has passes of its own, at the same time."""
-    readers = wiring.readers(pipe)
-    ways = [all_readers(reader, wiring.readers) for reader in readers]
+    readers = graph.readers(pipe)
+    ways = [all_readers(reader, graph.readers) for reader in readers]
     apart = [read_apart(one, other) for one, other in combinations(ways, 2)]
     if all(each is None for each in apart) and not any(_at_once(each, pipe) for each in readers):
         return []
-    above = wiring.upstream([pipe])
-    own = [each for each in wiring.pipes if id(each) in above]
+    above = graph.upstream([pipe])
+    own = [each for each in graph.pipes if id(each) in above]
     return [*own, *chain.from_iterable(filter(None, apart))]
 
 
@@ -331,11 +334,11 @@ def read_without_fork(datapipe: Any) -> list[Any]:
     >>> read_without_fork(source.zip(source.map(str)))
     [IterableWrapper()]
     """
-    wiring = Wiring(datapipe)
+    graph = Graph.of(datapipe)
     return [
         pipe
-        for pipe in wiring.pipes
-        if is_iter_pipe(pipe) and not is_splitter(pipe) and _has_several_passes(pipe, wiring)
+        for pipe in graph.pipes
+        if is_iter_pipe(pipe) and not is_splitter(pipe) and _has_several_passes(pipe, graph)
     ]
 
 
@@ -359,8 +362,8 @@ def without_a_place(datapipe: Any) -> str | None:
     return None
 
 
-def _has_several_passes(pipe: Any, wiring: Wiring) -> bool:
-    readers = wiring.readers(pipe)
+def _has_several_passes(pipe: Any, graph: Graph) -> bool:
+    readers = graph.readers(pipe)
     return len(readers) > 1 or any(_at_once(reader, pipe) for reader in readers)
 
 
@@ -401,20 +404,20 @@ class Reach:
 
     # A set of pipes is an integer with a bit for each pipe: joined and compared at once.
 
-    def __init__(self, wiring: Wiring, inlets: Sequence[Any] = ()) -> None:
-        self.wiring = wiring
-        self._bit = {id(pipe): 1 << place for place, pipe in enumerate(wiring.pipes)}
+    def __init__(self, graph: Graph, inlets: Sequence[Any] = ()) -> None:
+        self.graph = graph
+        self._bit = {id(pipe): 1 << place for place, pipe in enumerate(graph.pipes)}
         self._inlets = self._set_of(inlets)
         self._upto: dict[int, int] = {}
         self._readers: dict[int, int] = {}
         self._fixed: dict[int, bool] = {}
-        for pipe in wiring.sources_first():
+        for pipe in graph.sources_first():
             self._look_up(pipe)
 
     def above(self, pipe: Any) -> list[Any]:
         """Return a pipe and all above it, inlets included, breadth-first."""
         reached = self._upto[id(pipe)]
-        return [other for other in self.wiring.pipes if reached & self._bit[id(other)]]
+        return [other for other in self.graph.pipes if reached & self._bit[id(other)]]
 
     def has_above(self, pipe: Any, other: Any) -> bool:
         """Whether ``other`` is ``pipe`` or lies above it."""
@@ -427,7 +430,7 @@ class Reach:
             is_iter_pipe(pipe)
             and not is_splitter(pipe)
             and not held_by_others
-            and _passes_over(pipe, self.wiring) <= 1
+            and _passes_over(pipe, self.graph) <= 1
         )
 
     def can_copy(self, pipe: Any) -> bool:
@@ -439,14 +442,14 @@ class Reach:
         wanted = self._set_of(pipes)
         ends = [
             pipe
-            for pipe in self.wiring.pipes
+            for pipe in self.graph.pipes
             if not wanted & ~self._upto[id(pipe)] and self.can_cut_after(pipe)
         ]
         # They are one above the other: the way from any of ``pipes`` goes through them all.
         return min(ends, key=lambda end: self._upto[id(end)].bit_count(), default=None)
 
     def _look_up(self, pipe: Any) -> None:
-        bit, sources = self._bit[id(pipe)], self.wiring.sources(pipe)
+        bit, sources = self._bit[id(pipe)], self.graph.sources(pipe)
         self._upto[id(pipe)] = bit
         self._readers[id(pipe)] = 0
         self._fixed[id(pipe)] = not is_replicable(pipe)
@@ -456,7 +459,7 @@ class Reach:
         for source in sources:
             self._upto[id(pipe)] |= self._upto[id(source)]
             self._readers[id(pipe)] |= self._readers[id(source)]
-            self._readers[id(pipe)] |= self._set_of(self.wiring.readers(source))
+            self._readers[id(pipe)] |= self._set_of(self.graph.readers(source))
             self._fixed[id(pipe)] |= self._fixed[id(source)]
 
     def _set_of(self, pipes: Iterable[Any]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.graph.walk import Wiring
+from asyncloader.graph.walk import Graph
 
 #: A label for each pipe, as a mapping or as pairs.
 Labels = Mapping[Any, str] | Sequence[tuple[Any, str]]
@@ -29,7 +29,7 @@ def to_text(datapipe: Any, labels: Labels = ()) -> str:
     map(str)
     map(len)
     """
-    lines = _lines(Wiring(datapipe))
+    lines = _lines(Graph.of(datapipe))
     label_of = by_id(labels)
     width = max(len(text) for text, _ in lines)
     labelled = ((text, label_of.get(id(pipe), "")) for text, pipe in lines)
@@ -103,10 +103,10 @@ def to_svg(datapipe: Any, labels: Labels = ()) -> str:
     # Few draw pictures, and every process imports this.
     from asyncloader.graph.svg import picture
 
-    wiring = Wiring(datapipe)
-    wiring.sources_first()  # it names the pipes of a circle
-    reads = {id(pipe): list(map(id, wiring.sources(pipe))) for pipe in wiring.pipes}
-    names = {id(pipe): shown_name(pipe) for pipe in wiring.pipes}
+    graph = Graph.of(datapipe)
+    graph.sources_first()  # it names the pipes of a circle
+    reads = {id(pipe): list(map(id, graph.sources(pipe))) for pipe in graph.pipes}
+    names = {id(pipe): shown_name(pipe) for pipe in graph.pipes}
     return "\n".join(picture(reads, names, by_id(labels)))
 
 
@@ -118,8 +118,8 @@ def _chart(
     A box has a label, and the names and texts of its pipes; those without a label come first. An
     arrow leads from a source to a pipe that reads it.
     """
-    wiring = Wiring(datapipe)
-    pipes = wiring.pipes[::-1]
+    graph = Graph.of(datapipe)
+    pipes = graph.pipes[::-1]
     name = {id(pipe): f"p{place}" for place, pipe in enumerate(pipes)}
     label_of = by_id(labels)
     boxes: dict[str, list[tuple[str, str]]] = {"": []}
@@ -127,14 +127,14 @@ def _chart(
         box = boxes.setdefault(label_of.get(id(pipe), ""), [])
         box.append((name[id(pipe)], shown_name(pipe)))
     arrows = [
-        (name[id(source)], name[id(pipe)]) for pipe in pipes for source in wiring.sources(pipe)
+        (name[id(source)], name[id(pipe)]) for pipe in pipes for source in graph.sources(pipe)
     ]
     return boxes, arrows
 
 
-def _lines(wiring: Wiring) -> list[tuple[str, Any]]:
+def _lines(graph: Graph) -> list[tuple[str, Any]]:
     """Return the lines of a graph, sources first, each with the pipe that it shows."""
-    shared = [pipe for pipe in wiring.pipes if len(wiring.readers(pipe)) > 1]
+    shared = [pipe for pipe in graph.pipes if len(graph.readers(pipe)) > 1]
     number = {id(pipe): number for number, pipe in enumerate(shared, 1)}
     drawn: set[int] = set()
 
@@ -147,7 +147,7 @@ def _lines(wiring: Wiring) -> list[tuple[str, Any]]:
         while len(sources) == 1 and id(sources[0]) not in drawn:
             chain.append(sources[0])
             drawn.add(id(sources[0]))
-            sources = wiring.sources(sources[0])
+            sources = graph.sources(sources[0])
         lines = [(line(pipe), pipe) for pipe in reversed(chain)]
         if len(sources) == 1:
             return [(f"{line(sources[0])}, as above", sources[0]), *lines]
@@ -157,7 +157,7 @@ def _lines(wiring: Wiring) -> list[tuple[str, Any]]:
         (text, pipe), *rest = down_to(source)
         return [(f"  - {text}", pipe), *((f"    {text}", pipe) for text, pipe in rest)]
 
-    return down_to(wiring.end)
+    return down_to(graph.end)
 
 
 def shown_name(pipe: Any) -> str:

@@ -26,7 +26,7 @@ from asyncloader.datapipes.traits import (
     setting,
     vars_of,
 )
-from asyncloader.graph.walk import Wiring
+from asyncloader.graph.walk import Graph
 from asyncloader.main_script import home_of
 
 #: One entry for each pipe, breadth-first from the last:
@@ -53,15 +53,17 @@ def fingerprint(datapipe: Any) -> Fingerprint:
     >>> fingerprint(IterableWrapper(range(3)))[0]["class"]
     'asyncloader.IterableWrapper'
     """
-    wiring = Wiring(datapipe)
-    numbers = {id(pipe): number for number, pipe in enumerate(wiring.pipes)}
+    return Graph.of(datapipe).once(_entries)
+
+
+def _entries(graph: Graph) -> Fingerprint:
     return [
         {
             "class": _qualified(type(pipe)),
-            "reads": [numbers[id(source)] for source in wiring.sources(pipe)],
-            "settings": _settings(pipe, numbers if wiring.sources(pipe) else None),
+            "reads": [graph.numbers[id(source)] for source in graph.sources(pipe)],
+            "settings": _settings(pipe, graph.numbers if graph.sources(pipe) else None),
         }
-        for pipe in wiring.pipes
+        for pipe in graph.pipes
     ]
 
 

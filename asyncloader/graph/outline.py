@@ -14,7 +14,7 @@ from asyncloader.datapipes.base import show_in_notebooks
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.draw import Labels, by_id, shown_name
-from asyncloader.graph.walk import Wiring
+from asyncloader.graph.walk import Graph
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ NO_GRAPH = Outline()
 
 def outline_of(datapipe: Any, labels: Labels = ()) -> Outline:
     """Return the outline of a graph, with a label for each pipe that has one."""
-    wiring, label_of = Wiring(datapipe), by_id(labels)
-    number = {id(pipe): at for at, pipe in enumerate(wiring.pipes)}
+    graph, label_of = Graph.of(datapipe), by_id(labels)
     return Outline(
-        names=tuple(map(_safe_name, wiring.pipes)),
+        names=tuple(map(_safe_name, graph.pipes)),
         reads=tuple(
-            tuple(number[id(source)] for source in wiring.sources(pipe)) for pipe in wiring.pipes
+            tuple(graph.numbers[id(source)] for source in graph.sources(pipe))
+            for pipe in graph.pipes
         ),
-        places=tuple(label_of.get(id(pipe), "") for pipe in wiring.pipes),
+        places=tuple(label_of.get(id(pipe), "") for pipe in graph.pipes),
     )
 
 
 def placed_outline_of(datapipe: Any, workers: int) -> Outline:
     """Return the outline of a graph that runs in so many workers, with what runs where."""
     if not workers:
-        return outline_of(datapipe, [(pipe, "loader") for pipe in Wiring(datapipe).pipes])
+        return outline_of(datapipe, [(pipe, "loader") for pipe in Graph(datapipe).pipes])
     try:
         return outline_of(datapipe, cut_graph(datapipe).places)
     except Exception:  # noqa: BLE001 - it cannot be divided, which the loader's start will say

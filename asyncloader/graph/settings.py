@@ -26,7 +26,7 @@ from asyncloader.datapipes.traits import (
     is_shuffler,
     takes_a_group,
 )
-from asyncloader.graph.walk import Wiring, breadth_first
+from asyncloader.graph.walk import Graph, breadth_first
 from asyncloader.seeds import SeedGenerator
 
 # Shards ---------------------------------------------------------------------------------
@@ -47,9 +47,9 @@ def apply_sharding(
     >>> list(apply_sharding(IterableWrapper(range(6)).sharding_filter().map(str), 3, 1))
     ['1', '4']
     """
-    wiring = Wiring(datapipe)
-    filters = [pipe for pipe in wiring.pipes if is_filter_of_shards(pipe)]
-    _check_sharded_once(wiring, [pipe for pipe in filters if acts_for(pipe, sharding_group)])
+    graph = Graph.of(datapipe)
+    filters = [pipe for pipe in graph.pipes if is_filter_of_shards(pipe)]
+    _check_sharded_once(graph, [pipe for pipe in filters if acts_for(pipe, sharding_group)])
     for pipe in filters:
         if takes_a_group(pipe):
             pipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)
@@ -58,8 +58,8 @@ def apply_sharding(
     return datapipe
 
 
-def _check_sharded_once(wiring: Wiring, filters: Sequence[Any]) -> None:
-    reached = {id(pipe): wiring.upstream([pipe]) for pipe in filters}
+def _check_sharded_once(graph: Graph, filters: Sequence[Any]) -> None:
+    reached = {id(pipe): graph.upstream([pipe]) for pipe in filters}
     for one, other in combinations(filters, 2):
         if id(one) in reached[id(other)] or id(other) in reached[id(one)]:
             raise RuntimeError(
@@ -106,17 +106,17 @@ def check_shuffle_before_sharding(datapipe: Any) -> bool:
     >>> check_shuffle_before_sharding(source.sharding_filter().shuffle())
     False
     """
-    wiring = Wiring(datapipe)
-    waiting = [pipe for pipe in wiring.pipes if is_sharding(pipe)]
+    graph = Graph.of(datapipe)
+    waiting = [pipe for pipe in graph.pipes if is_sharding(pipe)]
     seen: set[int] = set()
     while waiting:
         pipe = waiting.pop()
         if id(pipe) in seen or is_shuffler(pipe):
             continue
         seen.add(id(pipe))
-        if not wiring.sources(pipe):
+        if not graph.sources(pipe):
             return False
-        waiting.extend(wiring.sources(pipe))
+        waiting.extend(graph.sources(pipe))
     return True
 
 
@@ -222,11 +222,11 @@ def apply_random_seed(datapipe: Any, rng: Any) -> Any:
 
 def shared_and_own(datapipe: Any) -> tuple[list[Any], list[Any]]:
     """Return the pipes that take a shared seed and those that take the worker's own."""
-    wiring = Wiring(datapipe)
-    random = [pipe for pipe in wiring.pipes if is_random(pipe)]
+    graph = Graph.of(datapipe)
+    random = [pipe for pipe in graph.pipes if is_random(pipe)]
     if not random:
         return [], []
-    above = wiring.upstream(pipe for pipe in wiring.pipes if is_sharding(pipe))
+    above = graph.upstream(pipe for pipe in graph.pipes if is_sharding(pipe))
     shared = [pipe for pipe in random if id(pipe) in above]
     return shared, [pipe for pipe in random if id(pipe) not in above]
 

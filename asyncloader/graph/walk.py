@@ -6,13 +6,15 @@ whom.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import kind_name, stage_name
+
+T = TypeVar("T")
 
 #: A pipe of either kind.
 DataPipe: TypeAlias = IterDataPipe[Any] | MapDataPipe[Any]
@@ -33,9 +35,9 @@ def traverse_dps(datapipe: Any) -> DataPipeGraph:
     >>> pipe, len(reads_from)
     (map(str), 1)
     """
-    wiring = Wiring(datapipe)
-    below: dict[int, DataPipeGraph] = {id(pipe): {} for pipe in wiring.pipes}
-    for pipe, source in _forward_edges(datapipe, wiring):
+    graph = Graph(datapipe)
+    below: dict[int, DataPipeGraph] = {id(pipe): {} for pipe in graph.pipes}
+    for pipe, source in _forward_edges(datapipe, graph):
         below[id(pipe)][id(source)] = (source, below[id(source)])
     return {id(datapipe): (datapipe, below[id(datapipe)])}
 
@@ -80,7 +82,7 @@ def breadth_first(datapipe: Any) -> list[Any]:
     >>> breadth_first(IterableWrapper(range(3)).map(str))
     [map(str), IterableWrapper()]
     """
-    return list(Wiring(datapipe).pipes)
+    return list(Graph.of(datapipe).pipes)
 
 
 def pipes_of(value: Any) -> list[Any]:
@@ -88,24 +90,44 @@ def pipes_of(value: Any) -> list[Any]:
     return breadth_first(value) if is_pipe(value) else []
 
 
-class Wiring:
-    """Who reads whom in the graph that ends in a pipe, found once and kept.
+class Graph:
+    """The pipes of a graph, and who reads whom, as it was when this was made.
 
-    It does not follow later changes of the graph.
+    It is made once of what ends the graph, passed on, and asked. It does not follow later changes
+    of the pipes, and what was found out about it is kept.
     """
 
-    def __init__(self, datapipe: Any) -> None:
-        if not is_pipe(datapipe):
-            raise TypeError(f"a graph must end in a pipe, got {kind_name(datapipe)}")
-        self.end = datapipe
+    def __init__(self, end: Any) -> None:
+        if not is_pipe(end):
+            raise TypeError(f"a graph must end in a pipe, got {kind_name(end)}")
+        self.end = end
         self._sources: dict[int, list[Any]] = {}
-        self.pipes: list[Any] = [datapipe]
-        seen = {id(datapipe)}
-        for pipe in self.pipes:  # it grows while it is read
+        self._found: dict[Callable[[Graph], Any], Any] = {}
+        pipes, seen = [end], {id(end)}
+        for pipe in pipes:  # it grows while it is read
             self._sources[id(pipe)] = edges = edges_of(pipe)
             fresh = [source for source in edges if id(source) not in seen]
             seen.update(map(id, fresh))
-            self.pipes.extend(fresh)
+            pipes.extend(fresh)
+        #: Every pipe once, breadth-first from the end: a pipe's place in it is its number.
+        self.pipes = tuple(pipes)
+
+    @classmethod
+    def of(cls, end: Any) -> Graph:
+        """Return the graph that ends in a pipe, or the graph itself where it is one already."""
+        return end if isinstance(end, Graph) else Graph(end)
+
+    def once(self, find: Callable[[Graph], T]) -> T:
+        """Return what ``find`` returns for this graph; it is called once."""
+        if find not in self._found:
+            self._found[find] = find(self)
+        found: T = self._found[find]
+        return found
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The number of each pipe, by its id."""
+        return {id(pipe): number for number, pipe in enumerate(self.pipes)}
 
     def sources(self, pipe: Any) -> list[Any]:
         """Return the pipes that a pipe of the graph reads from."""
@@ -129,7 +151,7 @@ class Wiring:
     def sources_first(self) -> list[Any]:
         """Return every pipe after all that it reads from; ValueError where they form a circle."""
         unread = {id(pipe): len(self.readers(pipe)) for pipe in self.pipes}
-        order = [self.end] if not unread[id(self.end)] else []
+        order: list[Any] = [self.end] if not unread[id(self.end)] else []
         for pipe in order:  # it grows while it is read
             for source in self.sources(pipe):
                 unread[id(source)] -= 1
@@ -149,10 +171,10 @@ class Wiring:
         return readers
 
 
-def _forward_edges(datapipe: Any, wiring: Wiring) -> Iterator[tuple[Any, Any]]:
+def _forward_edges(datapipe: Any, graph: Graph) -> Iterator[tuple[Any, Any]]:
     # Depth-first, with our own stack: a graph may be deeper than Python's recursion limit.
     entered, on_path = {id(datapipe)}, {id(datapipe)}
-    stack = [(datapipe, iter(wiring.sources(datapipe)))]
+    stack = [(datapipe, iter(graph.sources(datapipe)))]
     while stack:
         pipe, sources = stack[-1]
         for source in sources:
@@ -162,7 +184,7 @@ def _forward_edges(datapipe: Any, wiring: Wiring) -> Iterator[tuple[Any, Any]]:
             if id(source) not in entered:
                 entered.add(id(source))
                 on_path.add(id(source))
-                stack.append((source, iter(wiring.sources(source))))
+                stack.append((source, iter(graph.sources(source))))
                 break
         else:
             stack.pop()

@@ -23,7 +23,7 @@ from asyncloader.datapipes.naming import kind_name
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
 from asyncloader.graph.outline import NO_GRAPH, Outline, placed_outline_of
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.walk import Graph
 from asyncloader.loader.engine import CLOSED, Engine
 from asyncloader.loader.from_dataset import DataSetSettings
 from asyncloader.loader.item_buffer import ItemBuffer
@@ -413,7 +413,7 @@ class DataLoader2(Generic[T_co]):
             )
         own = self.datapipe
         graph = unpickled_graph(state_dict) if own is None else own
-        states = self._states if own is not None else LoaderStates(graph)
+        states = self._states if own is not None else LoaderStates(Graph(graph))
         role = _role(self.reading_service)
         adjustable = self.reading_service.adjustable()
         is_chosen = adjustable is not None and adjustable.chooses_workers
@@ -513,10 +513,10 @@ class DataLoader2(Generic[T_co]):
     def _use_graph(self, datapipe: Any) -> None:
         self.datapipe = datapipe
         # The user's own pipes stay as they are.
-        graph = copy_graph(datapipe)
-        set_numbers(breadth_first(graph))
+        graph = Graph(copy_graph(datapipe))
+        set_numbers(graph.pipes)
         self._states = LoaderStates(graph)
-        self._engine.lifecycle.use_graph(as_run(copy_graph(graph)))
+        self._engine.lifecycle.use_graph(Graph(as_run(copy_graph(graph.end))))
 
     def _check_has_graph(self) -> None:
         if self.datapipe is None:

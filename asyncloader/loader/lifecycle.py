@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,7 +31,7 @@ from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerS
 from asyncloader.graph.cut import branches_left_behind, drawn_at_once
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed, tell_epoch
-from asyncloader.graph.walk import pipes_of
+from asyncloader.graph.walk import Graph, pipes_of
 from asyncloader.places.states import EpochStart
 from asyncloader.runtime import begin_closing, finished_at_once, released, uncancellable
 from asyncloader.safe_error_text import note, repr_of
@@ -65,9 +65,9 @@ class Lifecycle:
         # A graph that nobody changes, and what ``_seen`` returns for it.
         self._sealed: tuple[Any, tuple[list[Any], bool, bool]] = (None, ([], False, True))
         self._tree = RunTree()
-        self._datapipe: Any = None
+        self._graph: Graph | None = None
         # The pipes of the graph before any service changed it.
-        self._given: list[Any] = []
+        self._given: Sequence[Any] = ()
         # The state that the service is to start from, and the one it has started from.
         self._service_state: bytes | None = None
         self._started_from: bytes | None = None
@@ -77,9 +77,9 @@ class Lifecycle:
         self._starting = CrossLoopLock()
         self._epoch_open = False
 
-    def use_graph(self, datapipe: Any) -> None:
+    def use_graph(self, graph: Graph) -> None:
         """Set the graph to run, before the start."""
-        self._datapipe = datapipe
+        self._graph = graph
 
     def restore_from(self, service_state: bytes | None) -> None:
         """Restore the service when it starts; raise SnapshotError if that is not possible.
@@ -142,12 +142,12 @@ class Lifecycle:
             return
         async with self._starting.held():
             self._check_open()
-            if self._datapipe is None:
+            if self._graph is None:
                 raise RuntimeError("the loader has no graph yet: call load_state_dict first")
             if self.is_outdated:
                 await self._undo_start()
             if not self.is_started:
-                await self._initialize()
+                await self._initialize(self._graph)
 
     def is_ready(self) -> bool:
         """Whether an epoch can begin, and nothing has to be done before."""
@@ -252,13 +252,14 @@ class Lifecycle:
         if self.is_closed:
             raise LoaderClosed("the loader was shut down; make a new one to iterate again")
 
-    async def _initialize(self) -> None:
-        graph, self._given = fingerprint(self._datapipe), pipes_of(self._datapipe)
-        for pipe in self._given:
+    async def _initialize(self, graph: Graph) -> None:
+        facts = fingerprint(graph)
+        self._given = graph.pipes
+        for pipe in graph.pipes:
             if isinstance(pipe, DataPipe) and (refusal := pipe.refusal()):
                 raise ValueError(refusal)
-        self._seen(self._datapipe)
-        for each in branches_left_behind(self._datapipe):
+        self._seen(graph.end)
+        for each in branches_left_behind(graph):
             if each[-1] is not None:
                 left, again, branch, ahead = map(stage_name, each)
                 raise ValueError(
@@ -266,7 +267,7 @@ class Lifecycle:
                     f" and {ahead} reads ahead, so nobody knows where. Let {again} read what the"
                     " branches are joined to"
                 )
-        for drawn_at in drawn_at_once(self._datapipe):
+        for drawn_at in drawn_at_once(graph):
             drawn, again, ahead = map(stage_name, drawn_at)
             raise ValueError(
                 f"{drawn} draws an order for each pass, {again} makes several passes, and {ahead}"
@@ -275,9 +276,9 @@ class Lifecycle:
             )
         try:
             state = self._service_state
-            adapted = await self._adapted(state)
+            adapted = await self._adapted(graph.end, state)
             workers, in_order = self._service.worker_count(), self._service.is_in_order()
-            await self._calls.verify(Facts(graph, workers, in_order))
+            await self._calls.verify(Facts(facts, workers, in_order))
             # A close that came meanwhile has found nothing to finalize.
             self._check_open()
             self.adapted, self._started_from = adapted, state
@@ -295,12 +296,12 @@ class Lifecycle:
         finally:
             self.adapted = self._started_from = None
 
-    async def _adapted(self, state: bytes | None) -> Any:
+    async def _adapted(self, datapipe: Any, state: bytes | None) -> Any:
         if state is None:
             workers = self._service.worker_count()
-            return await self._calls.initialize(self._datapipe, workers=workers)
+            return await self._calls.initialize(datapipe, workers=workers)
         try:
-            return await self._calls.restore(self._datapipe, state)
+            return await self._calls.restore(datapipe, state)
         except Exception as error:
             raise SnapshotError(
                 f"{self._service!r} could not be restored from its state: {error!r}"

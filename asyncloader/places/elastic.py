@@ -25,7 +25,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.edges import all_readers, edges_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import is_replayed, keeps_positions
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
@@ -44,42 +44,38 @@ from asyncloader.datapipes.traits import (
 )
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph, read_without_fork
-from asyncloader.graph.walk import Wiring, breadth_first
+from asyncloader.graph.walk import Graph, breadth_first
 from asyncloader.places.marks import DealStart, Mark
 from asyncloader.places.snapshot import Snapshot
 from asyncloader.places.stream_place import SPREAD, StreamPlace, WorkerStart, place_of_cursor
 
 
-def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) -> Cursors:
+def refit(graph: Graph, cursors: Cursors, *, taken_with: int, run_with: int) -> Cursors:
     """Return the cursors for ``run_with`` workers; SnapshotError names a pipe that prevents it.
 
-    ``datapipe`` is the graph before it was divided.
+    ``graph`` is the one before it was divided.
     """
     if taken_with == run_with:
         return cursors
-    return _refitted(datapipe, cursors, taken_with, run_with)
+    return _refitted(graph, cursors, taken_with, run_with)
 
 
-def spread(datapipe: Any, cursors: Cursors, run_with: int) -> Cursors:
+def spread(graph: Graph, cursors: Cursors, run_with: int) -> Cursors:
     """Return cursors taken with any number of workers, for any other than none, or for none.
 
     The graph is one that ``fits_any_number``.
     """
-    return _refitted(datapipe, cursors, run_with, run_with)
+    return _refitted(graph, cursors, run_with, run_with)
 
 
-def _refitted(datapipe: Any, cursors: Cursors, taken_with: int, run_with: int) -> Cursors:
+def _refitted(graph: Graph, cursors: Cursors, taken_with: int, run_with: int) -> Cursors:
     fitted = dict(cursors)
     clash = (
         f"the state was taken with {_workers(taken_with)} and cannot be resumed with"
         f" {_workers(run_with)}"
     )
-    for part in cut_graph(datapipe).parts:
-        below = {
-            _number(pipe)
-            for pipe in breadth_first(datapipe)
-            if any(each is part.end for each in breadth_first(pipe))
-        }
+    for part in cut_graph(graph).parts:
+        below = set(map(_number, all_readers(part.end, graph.readers).values()))
         of_part = partial(
             _fitted_of_part,
             part=part,
@@ -108,7 +104,7 @@ def _fitted(cursors: Cursors, below: set[int], of_part: Callable[[Cursors], Curs
 def _fitted_of_part(
     cursors: Cursors, part: WorkerPart, division: Any, taken_with: int, run_with: int
 ) -> Cursors:
-    above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
+    above = _numbers_above(division)
     fitted, end = dict(cursors), _number(part.end)
     own = fitted.pop(end, None)
     found = {number: fitted.pop(number) for number in list(fitted) if number in above}
@@ -141,18 +137,17 @@ def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:
         _worker_division(part.end, clash)
 
 
-def fits_any_number(datapipe: Any) -> bool:
+def fits_any_number(graph: Graph) -> bool:
     """Whether any number of workers, or none, can run the rest of an epoch in the same order.
 
     That must not mean to run from the beginning again what comes before it.
     """
-    pipes = breadth_first(datapipe)
-    parts = cut_graph(datapipe).parts
-    if any(number_of(pipe) is None or not _resumes_anywhere(pipe) for pipe in pipes):
+    parts = cut_graph(graph).parts
+    if any(number_of(pipe) is None or not _resumes_anywhere(pipe) for pipe in graph.pipes):
         return False
-    if read_without_fork(datapipe) or not all(part.is_sharded for part in parts):
+    if read_without_fork(graph) or not all(part.is_sharded for part in parts):
         return False
-    if not _is_chain_to(datapipe, parts):
+    if not _is_chain_to(graph, parts):
         return False
     try:
         check_division(parts, 0)
@@ -161,13 +156,13 @@ def fits_any_number(datapipe: Any) -> bool:
     return bool(parts)
 
 
-def _is_chain_to(datapipe: Any, parts: Iterable[WorkerPart]) -> bool:
+def _is_chain_to(graph: Graph, parts: Iterable[WorkerPart]) -> bool:
     """Whether one pipe after the other follows what workers run.
 
     The branches of a split keep the cursors of what they read inside of their own.
     """
     ends = {id(part.end) for part in parts}
-    for pipe in _way_up(datapipe):
+    for pipe in _way_up(graph):
         if id(pipe) in ends:
             return True
         if is_splitter(pipe):
@@ -202,11 +197,11 @@ def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
 
 def _worker_division(end: Any, clash: str) -> Any:
     """Return the pipe that divides a part's items, if only one-to-one pipes follow it."""
-    wiring, pipe = Wiring(end), end
-    is_dealt = any(map(_deals, breadth_first(end)))
+    graph, pipe = Graph(end), end
+    is_dealt = any(map(_deals, graph.pipes))
     # Items from a dispatcher are divided already: a filter after it divides among ranks only.
     while not (_deals(pipe) if is_dealt else divides(pipe)):
-        sources = wiring.sources(pipe)
+        sources = graph.sources(pipe)
         if len(sources) != 1 or not keeps_positions(pipe):
             raise SnapshotError(
                 f"{clash}: {_name_of(pipe)} yields other items for another number of workers."
@@ -245,6 +240,10 @@ def _least_advanced(own: Cursor, above: set[int | None]) -> Cursors:
     return {number: cursor for number, cursor in behind.cursors.items() if number in above}
 
 
+def _numbers_above(division: Any) -> set[int | None]:
+    return {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
+
+
 def _number(pipe: Any) -> int:
     number = number_of(pipe)
     return -1 if number is None else number
@@ -266,35 +265,34 @@ class Role:
     pads: bool = False
 
 
-def regroup(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> tuple[int, Cursors, int]:
+def regroup(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, Cursors, int]:
     """Return where a rank resumes, given the snapshots of all ranks of the earlier run.
 
     That is how many items it has yielded, its cursors then or earlier, and how many more items it
     has yielded than the rank with the fewest. SnapshotError names the pipe that prevents it.
-    ``datapipe`` is the graph before it was divided.
+    ``graph`` is the one before it was divided.
     """
     counts = [snapshot.items for snapshot in moment]
     if not any(counts):
         return 0, {}, 0
     taken_with = moment[0].workers
-    division = _rank_division(datapipe, len(moment), role)
-    position = whole_position(counts, _block_size(datapipe, division, taken_with))
-    above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
+    division = _rank_division(graph, len(moment), role)
+    position = whole_position(counts, _block_size(graph, division, taken_with))
+    above = _numbers_above(division)
     # The first rank's cursors are of its last item or earlier, so they are not after position.
-    alone = refit(datapipe, moment[0].cursors, taken_with=taken_with, run_with=0)
+    alone = refit(graph, moment[0].cursors, taken_with=taken_with, run_with=0)
     whole = {number: cursor for number, cursor in alone.items() if number in above}
-    block = _block_size(datapipe, division, role.workers)
+    block = _block_size(graph, division, role.workers)
     items = [items_before(position, rank, role.ranks, block) for rank in range(role.ranks)]
-    cursors = refit(datapipe, whole, taken_with=0, run_with=role.workers)
+    cursors = refit(graph, whole, taken_with=0, run_with=role.workers)
     return items[role.rank], cursors, items[role.rank] - min(items)
 
 
-def divides_alike(datapipe: Any, workers: int, other: int) -> bool:
+def divides_alike(graph: Graph, workers: int, other: int) -> bool:
     """Whether each rank has the same items with one number of workers as with another."""
-    divisions = [pipe for pipe in breadth_first(datapipe) if _divides_among_ranks(pipe)]
+    divisions = [pipe for pipe in graph.pipes if _divides_among_ranks(pipe)]
     return all(
-        _block_size(datapipe, each, workers) == _block_size(datapipe, each, other)
-        for each in divisions
+        _block_size(graph, each, workers) == _block_size(graph, each, other) for each in divisions
     )
 
 
@@ -324,15 +322,15 @@ def whole_position(counts: Sequence[int], block: int) -> int:
     return position
 
 
-def _rank_division(datapipe: Any, ranks: int, role: Role) -> Any:
+def _rank_division(graph: Graph, ranks: int, role: Role) -> Any:
     """Return the pipe that divides the items among ranks, if only one-to-one pipes follow it."""
-    if not any(map(_divides_among_ranks, breadth_first(datapipe))):
+    if not any(map(_divides_among_ranks, graph.pipes)):
         raise SnapshotError(
             f"the states were taken on {_ranks(ranks)}, and this run has {_ranks(role.ranks)}:"
             " nothing divides the items among the ranks, so each rank's place is its own. Use as"
             " many ranks as before"
         )
-    for pipe in _way_up(datapipe):
+    for pipe in _way_up(graph):
         if _divides_among_ranks(pipe) and takes_turns(pipe):
             return pipe
         # A pipe that divides items among the workers of a rank leaves their order as it is.
@@ -346,27 +344,27 @@ def _rank_division(datapipe: Any, ranks: int, role: Role) -> Any:
     )
 
 
-def _block_size(datapipe: Any, division: Any, workers: int) -> int:
+def _block_size(graph: Graph, division: Any, workers: int) -> int:
     """Return how many items in a row are one rank's."""
     if not workers:
         return 1
-    for pipe in _way_up(datapipe):
+    for pipe in _way_up(graph):
         if pipe is division:
             break
         if divides(pipe):
             # The workers divide what belongs to this rank already.
             return 1
-    parts = cut_graph(datapipe).parts
+    parts = cut_graph(graph).parts
     is_in_workers = any(pipe is division for part in parts for pipe in part.pipes)
     return workers if is_in_workers else 1
 
 
-def _way_up(datapipe: Any) -> Iterator[Any]:
+def _way_up(graph: Graph) -> Iterator[Any]:
     """Yield the pipes from the last one up to one with several sources, or none."""
-    wiring, pipe = Wiring(datapipe), datapipe
+    pipe = graph.end
     while True:
         yield pipe
-        sources = wiring.sources(pipe)
+        sources = graph.sources(pipe)
         if len(sources) != 1:
             return
         pipe = sources[0]

@@ -16,7 +16,6 @@ from typing import Any
 
 from asyncloader.datapipes.cursor_forms import Form, FormOf, check_cursors, form_of_pipe, no_cursor
 from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import is_one_to_one
 from asyncloader.datapipes.traits import draws, goes_by_clock, has_own_state, lives_with_loader
@@ -24,7 +23,7 @@ from asyncloader.datapipes.unordered import settled
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing, without_a_place
 from asyncloader.graph.fingerprint import differences, fingerprint
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.walk import Graph
 from asyncloader.places.elastic import Role, divides_alike, refit, regroup
 from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, decode
 from asyncloader.places.stream_place import stream_form
@@ -36,8 +35,8 @@ from asyncloader.transport.code import dumps_code
 class LoaderStates:
     """Makes and reads the states of loaders of one graph."""
 
-    def __init__(self, datapipe: Any) -> None:
-        self._datapipe = datapipe
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
         #: The latest epoch of which a state was taken, and the lengths of the sources in it.
         self._epoch_lengths: tuple[int | None, dict[int, int]] = (None, {})
 
@@ -99,7 +98,7 @@ class LoaderStates:
             self._check_lengths(own)
         for snapshot in snapshots:
             self._check_cursors(snapshot)
-        start = _start_for(self._datapipe, snapshots, role)
+        start = _start_for(self._graph, snapshots, role)
         return EpochSeeds(own.seed, own.epoch, own.drawn), start, own.service_state
 
     def _check_graph(self, snapshot: Snapshot) -> None:
@@ -120,7 +119,7 @@ class LoaderStates:
 
     def _check_lengths(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError if there are more or fewer items to draw an order of."""
-        pipes = breadth_first(self._datapipe)
+        pipes = self._graph.pipes
         lengths = self._lengths()
         for number, before in snapshot.lengths.items():
             now = lengths.get(number, before)
@@ -134,9 +133,8 @@ class LoaderStates:
 
     def _check_reach(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError if a pipe had yielded more items than the loader."""
-        pipes = breadth_first(self._datapipe)
-        numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
-        pipe, most, cursors = self._datapipe, snapshot.items, snapshot.cursors
+        numbers = self._graph.numbers
+        pipe, most, cursors = self._graph.end, snapshot.items, snapshot.cursors
         while is_one_to_one(pipe) and numbers.get(id(pipe)) not in cursors:
             pipe = pipe.source
         cursor = cursors.get(numbers.get(id(pipe), -1))
@@ -153,15 +151,15 @@ class LoaderStates:
 
     def _forms(self, workers: int, *, in_order: bool) -> FormOf:
         """Return a function that tells the form of each cursor taken with so many workers."""
-        pipes = breadth_first(self._datapipe)
+        pipes = self._graph.pipes
 
         def inside(number: int) -> Form:
             return form_of_pipe(pipes[number]) if 0 <= number < len(pipes) else no_cursor
 
         if not workers:
             return inside
-        cut = cut_graph(self._datapipe)
-        numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
+        cut = cut_graph(self._graph)
+        numbers = self._graph.numbers
         outlets = {}
         for part in cut.parts:
             is_dealt = any(inlet is cut.dispatch for inlet in part.inlets)
@@ -182,18 +180,18 @@ class LoaderStates:
 
     @functools.cached_property
     def _dealing_refusal(self) -> str | None:
-        return no_order_in_dealing(cut_graph(self._datapipe).dispatch)
+        return no_order_in_dealing(cut_graph(self._graph).dispatch)
 
     @functools.cached_property
     def _refusal(self) -> str | None:
-        for pipe in breadth_first(self._datapipe):
+        for pipe in self._graph.pipes:
             if lives_with_loader(pipe):
                 return f"{stage_name(pipe)} serves live requests; there is no place to resume from"
             if goes_by_clock(pipe):
                 return (
                     f"{stage_name(pipe)} depends on time, so its items would not be the same again"
                 )
-        return without_a_place(self._datapipe)
+        return without_a_place(self._graph)
 
     def _lengths_in(self, epoch: int) -> dict[int, int]:
         """Return the lengths of the sources, asked for once an epoch: data may grow between two."""
@@ -205,21 +203,23 @@ class LoaderStates:
 
     def _lengths(self) -> dict[int, int]:
         """Return how many items each source has that knows it, where an order is drawn of them."""
-        pipes = breadth_first(self._datapipe)
+        pipes = self._graph.pipes
         if not any(map(draws, pipes)):
             return {}
-        sources = ((number, pipe) for number, pipe in enumerate(pipes) if not edges_of(pipe))
+        sources = (
+            (number, pipe) for number, pipe in enumerate(pipes) if not self._graph.sources(pipe)
+        )
         known = ((number, _length_of(pipe)) for number, pipe in sources)
         return {number: length for number, length in known if length is not None}
 
-    @functools.cached_property
+    @property
     def _fingerprint(self) -> list[dict[str, Any]]:
-        return fingerprint(self._datapipe)
+        return fingerprint(self._graph)
 
     @functools.cached_property
     def _pickled(self) -> bytes:
         try:
-            return dumps_code(self._datapipe)
+            return dumps_code(self._graph.end)
         except Exception as error:
             raise SnapshotError(
                 f"the graph cannot be pickled ({error}); call state_dict(include_datapipe=False)"
@@ -335,12 +335,12 @@ def own_state(state: Any, role: Role) -> dict[str, Any] | None:
     return None
 
 
-def _start_for(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> EpochStart | None:
+def _start_for(graph: Graph, moment: Sequence[Snapshot], role: Role) -> EpochStart | None:
     """Return where in an epoch a loader with this role resumes; None for the next epoch."""
     own = own_snapshot(moment, role)
     if own.epoch_seed is None:
         return None
-    place = _place(datapipe, moment, own, role)
+    place = _place(graph, moment, own, role)
     has_others = _is_begun(moment, own) and not _has_same_counts(own, role)
     return EpochStart(
         own.epoch_seed,
@@ -353,17 +353,17 @@ def _start_for(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> EpochSt
         padding=place.padding or 0,
         taken_with=own.workers if has_others else None,
         taken_in_order=own.in_order if _is_begun(moment, own) else None,
-        is_regrouped=_is_begun(moment, own) and not _has_same_items(datapipe, own, role),
+        is_regrouped=_is_begun(moment, own) and not _has_same_items(graph, own, role),
     )
 
 
-def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, role: Role) -> Snapshot:
+def _place(graph: Graph, moment: Sequence[Snapshot], own: Snapshot, role: Role) -> Snapshot:
     """Return a snapshot with the items and the cursors that a loader with this role has."""
     if not _is_begun(moment, own):
         return replace(own, items=0, cursors={}, ahead=0)
     _check_pads(own, role)
-    if _has_same_items(datapipe, own, role):
-        cursors = refit(datapipe, own.cursors, taken_with=own.workers, run_with=role.workers)
+    if _has_same_items(graph, own, role):
+        cursors = refit(graph, own.cursors, taken_with=own.workers, run_with=role.workers)
         return replace(own, cursors=cursors)
     if own.padding is not None:
         raise SnapshotError(
@@ -382,7 +382,7 @@ def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, role: Role)
             "the states were taken with in_order=False, so their items are not the first ones of"
             " any order; resume with as many ranks and workers as before"
         )
-    items, cursors, ahead = regroup(datapipe, moment, role)
+    items, cursors, ahead = regroup(graph, moment, role)
     return replace(own, items=items, cursors=cursors, ahead=ahead)
 
 
@@ -408,13 +408,13 @@ def _has_same_counts(own: Snapshot, role: Role) -> bool:
     return (own.workers, own.ranks) == (role.workers, role.ranks)
 
 
-def _has_same_items(datapipe: Any, own: Snapshot, role: Role) -> bool:
+def _has_same_items(graph: Graph, own: Snapshot, role: Role) -> bool:
     """Whether a loader with this role yields the same items as the state's loader."""
     if (own.rank, own.ranks) != (role.rank, role.ranks):
         return False
     # If a rank's share depends on its workers, other workers mean other items.
     is_same = own.ranks == 1 or own.workers == role.workers
-    return is_same or divides_alike(datapipe, own.workers, role.workers)
+    return is_same or divides_alike(graph, own.workers, role.workers)
 
 
 def _who(one: Snapshot | Role) -> str:

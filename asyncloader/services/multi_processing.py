@@ -63,7 +63,7 @@ from asyncloader.graph.cut import (
 )
 from asyncloader.graph.edit import copy_graph, replaced
 from asyncloader.graph.settings import SharedPipes
-from asyncloader.graph.walk import breadth_first, pipes_of
+from asyncloader.graph.walk import Graph, breadth_first, pipes_of
 from asyncloader.places.elastic import check_division, fits_any_number, spread
 from asyncloader.runtime import begin_closing, begin_task, in_thread, released
 from asyncloader.seeds import SeedGenerator
@@ -203,7 +203,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         #: What runs now, and what was started to take its place.
         self._running = self._prepared = NOTHING
         #: The graph as it was given, to be divided again.
-        self._given: Any = None
+        self._given: Graph | None = None
         #: Whether the rest of an epoch can run with another number of workers.
         self.is_elastic = False
         #: What ends the workers whose place others have taken.
@@ -216,19 +216,19 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     async def initialize(self, datapipe: Any) -> Any:
         self._restarts, self._given, self.is_elastic = 0, None, False
         if AUTO in (self.num_workers, self.worker_prefetch_cnt):
-            self._given = copy_graph(datapipe)
+            self._given = Graph(copy_graph(datapipe))
             await in_thread(self._look_at, self._given)
         self._running = await self._started(datapipe, self._tuned.workers)
         return self._running.root
 
-    def _look_at(self, datapipe: Any) -> None:
+    def _look_at(self, graph: Graph) -> None:
         """Bound the number of workers by what the graph allows."""
-        self.is_elastic = self.in_order and fits_any_number(datapipe)
+        self.is_elastic = self.in_order and fits_any_number(graph)
         if self.is_elastic:
             # A state of a larger machine may have named more.
             self._tuned.bound()
-        parts = cut_graph(datapipe).parts
-        if not parts or any(map(lives_with_loader, breadth_first(datapipe))):
+        parts = cut_graph(graph).parts
+        if not parts or any(map(lives_with_loader, graph.pipes)):
             self._given = None
         elif not all(part.is_sharded for part in parts):
             # Every item would come once from each worker.
@@ -411,7 +411,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         """Start another number of workers; None if that fails."""
         try:
             async with asyncio.timeout(self._change_seconds):
-                return await self._started(copy_graph(self._given), workers)
+                return await self._started(self._copied(), workers)
         except Exception as error:  # noqa: BLE001 - as many as before are as good as before
             logger.warning("%d workers could not be started: %r", workers, error)
             self._tuned.refuse(workers, self._running.workers)
@@ -449,23 +449,30 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             await running.pool.end()
         prepared = await self._changed_to(self._tuned.workers)
         if prepared is None:
-            prepared = await self._started(copy_graph(self._given), running.workers)
+            prepared = await self._started(self._copied(), running.workers)
         await self._keep(prepared, running)
 
     def resume_with(self, workers: int) -> None:
         self._tuned.resume_with(workers)
 
     def fitted(self, cursors: Cursors) -> Cursors:
-        return spread(self._given, cursors, self._running.workers) if self.is_elastic else cursors
+        if self._given is None or not self.is_elastic:
+            return cursors
+        return spread(self._given, cursors, self._running.workers)
 
     def portable(self, cursors: Cursors, workers: int) -> tuple[Cursors, int]:
-        if not self.is_elastic:
+        if self._given is None or not self.is_elastic:
             return cursors, workers
         # Any number of workers can resume it, so it does not matter if they change meanwhile.
         return spread(self._given, cursors, 1), max(1, workers)
 
     def choices(self) -> list[str]:
         return self._tuned.choices()
+
+    def _copied(self) -> Any:
+        """Return a copy of the graph as it was given, to be divided."""
+        assert self._given is not None, "only a graph that was kept is divided again"
+        return copy_graph(self._given.end)
 
     async def _drop_prepared(self) -> None:
         prepared, self._prepared = self._prepared, NOTHING

@@ -19,6 +19,7 @@ from asyncloader import (
     WorkerStartupError,
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.graph.walk import Graph
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.places.states import EpochSeeds
 from asyncloader.workers.graph_part import dump_resets, load_resets
@@ -70,7 +71,7 @@ async def test_the_moments_come_in_order():
 async def test_the_end_of_an_epoch_that_comes_late_does_not_end_the_next():
     log = []
     lifecycle = Lifecycle(Recorder(log))
-    lifecycle.use_graph(IterableWrapper([1]))
+    lifecycle.use_graph(Graph(IterableWrapper([1])))
     start, _ = EpochSeeds(1).next_epoch()
     first, second = [await lifecycle.begin_epoch(start) for _ in range(2)]
     assert log.count("service finalize_iteration") == 1

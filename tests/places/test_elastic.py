@@ -21,7 +21,7 @@ from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import apply_sharding
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.walk import Graph, breadth_first
 from asyncloader.places.elastic import refit, spread_place
 from asyncloader.places.marks import FIRST, Mark
 from asyncloader.places.stream_place import (
@@ -120,7 +120,7 @@ def test_workers_of_any_number_go_on_where_those_of_another_number_were(name: st
         before, after = luck.sample([1, 2, 3, 5], 2)
         steps = luck.randrange(len(expected) + 1)
         cursors = cursor_after(graph, before, steps, luck)
-        fitted = refit(graph, cursors, taken_with=before, run_with=after)
+        fitted = refit(Graph(graph), cursors, taken_with=before, run_with=after)
         place = spread_place(fitted[number_of(graph) or 0], steps, after)
         assert list(Workers(graph, place)) == expected[steps:]
 
@@ -145,7 +145,7 @@ def test_without_workers_the_pipes_begin_where_the_least_advanced_worker_was() -
         luck = random.Random(seed)
         steps = luck.randrange(1, len(expected))
         cursors = cursor_after(graph, 3, steps, luck)
-        fitted = refit(graph, cursors, taken_with=3, run_with=0)
+        fitted = refit(Graph(graph), cursors, taken_with=3, run_with=0)
         run: Run[Any] = Run(copy.deepcopy(graph), RunTree())
         run.resume(steps, fitted)
         assert list(run.begin()) == expected[steps:]
@@ -155,7 +155,7 @@ def test_what_yields_other_items_for_another_number_is_refused_by_name() -> None
     graph = numbers().sharding_filter().batch(3)
     set_numbers(breadth_first(graph))
     with pytest.raises(SnapshotError, match=r"batch\(3\) yields other items"):
-        refit(graph, {}, taken_with=2, run_with=3)
+        refit(Graph(graph), {}, taken_with=2, run_with=3)
 
 
 def test_the_first_place_is_before_all_items() -> None:
