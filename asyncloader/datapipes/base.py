@@ -239,13 +239,6 @@ class DataPipe:
         """Whether the pipe's items depend on the time, so that no snapshot can restore them."""
         return False
 
-    def refusal(self) -> str:
-        """Return why the pipe would lose items at its place in the graph, or "" if it would not.
-
-        A loader raises it before the first item.
-        """
-        return ""
-
     def is_splitter(self) -> bool:
         """Whether the pipe is read through branches that share what it holds."""
         return False

@@ -37,7 +37,7 @@ from asyncloader.datapipes.randomness import Seeded, fractions
 from asyncloader.datapipes.replaying import put_unordered_cursors
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
-from asyncloader.datapipes.splitting import OutlastingPass, branch_raced_for
+from asyncloader.datapipes.splitting import OutlastingPass
 from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.seeds import checked_seed
 
@@ -105,17 +105,6 @@ class Together(IterDataPipe[T_co]):
     """A pipe that reads all its sources at a time."""
 
     sources: tuple[Any, ...]
-
-    def refusal(self) -> str:
-        raced = branch_raced_for(self.sources)
-        if raced is None:
-            return ""
-        branch, ahead = raced
-        return (
-            f"{self!r} reads {branch!r} by two of its sources, where each reader ends the pass of"
-            f" the one before, and {ahead!r} reads ahead, so nobody knows when. Give each source"
-            " a branch of its own, by a larger fork"
-        )
 
 
 @functional_datapipe("zip")

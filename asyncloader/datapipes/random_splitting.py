@@ -122,14 +122,15 @@ class RandomSplit(IterDataPipe[T]):
     def is_splitter(self) -> bool:
         return True
 
-    def refusal(self) -> str:
+    def refusal(self) -> tuple[str, str] | None:
+        """Return why items would be lost at this place of the graph, and the remedy, or None."""
         drawn = drawn_above(self)
         if drawn is None:
-            return ""
+            return None
         return (
             f"{self!r} reads its source once for each share, but {drawn!r} before it yields another"
-            " order each time, so an item could be in several shares, or in none. Split first,"
-            " and shuffle the shares"
+            " order each time, so an item could be in several shares, or in none",
+            "Split first, and shuffle the shares",
         )
 
     def expected_lengths(self) -> list[float]:
@@ -173,7 +174,7 @@ class Share(IterDataPipe[T]):
 
     def new_pass(self, run: Run[Any]) -> SharePass[T]:
         if refusal := self.source.refusal():
-            raise ValueError(refusal)
+            raise ValueError(". ".join(refusal))
         split = self.source
         begun: SharePass[T] = SharePass(run, split.seed)
         # This ends the pass before, of any share.

@@ -164,7 +164,9 @@ class IterableWrapper(IterDataPipe[T]):
         return can_ask and (self._hides_worker or bool(self.divided_by))
 
     def _unaware(self) -> Unaware:
-        return Unaware("" if self._hides_worker else twice(self, self.divided_by))
+        return Unaware(
+            "" if self._hides_worker else ". ".join(divided_twice(self, self.divided_by))
+        )
 
     def picks(self) -> bool:
         is_free = self._passes.are_free and isinstance(self.iterable, Iterable)
@@ -280,13 +282,14 @@ def _is_exact(stream: Any) -> bool:
     return hasattr(stream, "_ex_iterable")
 
 
-def twice(pipe: object, divider: str) -> str:
-    """Return the error message for two pipes that both divide the items among the workers."""
+def divided_twice(pipe: object, divider: str) -> tuple[str, str]:
+    """Return why two pipes must not both divide the items among the workers, and the remedy."""
     return (
         f"the items would be divided twice, and most lost: {pipe!r} takes a worker's share by"
-        f" itself (get_worker_info), and {divider} divides again. Keep one of them: drop {divider}"
-        " (or let it divide among ranks alone, by SHARDING_PRIORITIES.DISTRIBUTED), or pass"
-        " IterableWrapper(..., shards_itself=False), which hides the worker from the iterable"
+        f" itself (get_worker_info), and {divider} divides again",
+        f"Keep one of them: drop {divider} (or let it divide among ranks alone, by"
+        " SHARDING_PRIORITIES.DISTRIBUTED), or pass IterableWrapper(..., shards_itself=False),"
+        " which hides the worker from the iterable",
     )
 
 

@@ -27,7 +27,7 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_dat
 from asyncloader.datapipes.call import answer_of, blame, is_async, itself
 from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.cursors import Cursor, Cursors, number_of, put_cursor
-from asyncloader.datapipes.edges import all_readers, edges_of, pipes_from, read_apart
+from asyncloader.datapipes.edges import all_readers, edges_of, read_apart
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns import add_cursors
 from asyncloader.datapipes.run import Pass, Run, RunTree, own_tree_of
@@ -130,25 +130,6 @@ class OutlastingPass(Pass[T]):
         The present source adds its own first: it may read the same branches again.
         """
         add_cursors(self._ended_branches, into)
-
-
-def branch_raced_for(sources: Iterable[Any]) -> tuple[Any, Any] | None:
-    """Return a branch that several sources read at a time, and a pipe that reads it ahead, or None.
-
-    Each reader begins the branch anew, which ends the pass of the one before. When that is
-    depends on how far ahead it has read.
-    """
-    read: dict[int, Any] = {}
-    for source in sources:
-        above = [*pipes_from(source, to_splitters=True)]
-        ahead = next(filter(reads_ahead, above), None)
-        for branch in above:
-            if isinstance(branch, Branch):
-                either = ahead if ahead is not None else read.get(id(branch))
-                if id(branch) in read and either is not None:
-                    return branch, either
-                read[id(branch)] = either
-    return None
 
 
 def _branches_read_by(source: Run[Any]) -> Cursors:

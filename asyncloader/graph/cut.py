@@ -12,38 +12,30 @@ What cannot be cut safely stays with the loader, where it runs as if there were 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import chain, combinations, product
 from operator import or_
 from typing import Any, Literal
 
 from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.edges import all_readers, edges_of, read_apart, reads_twice
+from asyncloader.datapipes.edges import all_readers, reads_twice
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.traits import (
     acts_for,
-    draws,
-    goes_by_clock,
-    has_own_state,
     is_dispatch,
     is_filter_of_shards,
     is_replicable,
     is_splitter,
-    is_without_order,
     lives_with_loader,
     reads_again,
-    reads_ahead,
     reads_in_turn,
     shards_itself,
     shares_passes,
-    stands_in,
-    takes_turns,
 )
-from asyncloader.graph.walk import Graph, breadth_first, pipes_of
+from asyncloader.graph.walk import Graph, pipes_of
 
 Place = Literal["dispatcher", "workers", "loader"]
 
@@ -85,6 +77,19 @@ class Cut:
     parts: tuple[WorkerPart, ...]
     #: Every pipe of the graph, breadth-first, and where it runs.
     places: tuple[tuple[Any, Place], ...]
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether there are workers to which the dispatching process deals its items."""
+        return any(self.deals_to(part) for part in self.parts)
+
+    def deals_to(self, part: WorkerPart) -> bool:
+        """Whether the dispatching process sends a part its items."""
+        return any(inlet is self.dispatch for inlet in part.inlets)
+
+
+#: All pipes stay with the loader.
+NOT_CUT = Cut(None, None, (), ())
 
 
 def cut_graph(datapipe: Any) -> Cut:
@@ -128,7 +133,7 @@ def _cut_below(reach: Reach, pipes: Sequence[Any]) -> Any | None:
     found = reach.lowest_cut(pipes)
     if found is None:
         names = ", ".join(stage_name(pipe) for pipe in pipes)
-        raise ValueError(f"the graph can be cut nowhere below {names}: it must end in an iter pipe")
+        raise ValueError(f"the graph can be cut nowhere below {names}; let it end in an iter pipe")
     return found
 
 
@@ -187,24 +192,6 @@ def _places(
     return tuple((pipe, where[id(pipe)]) for pipe in graph.pipes)
 
 
-def divided_twice(cut: Cut) -> tuple[Any, Any] | None:
-    """Return a pipe that shards itself, and another pipe on its path that divides items too.
-
-    None if there are no two such pipes.
-    """
-    for part in cut.parts:
-        dividers = dividers_of(part, cut.dispatch)
-        for pipe in filter(shards_itself, part.pipes):
-            above = pipes_of(pipe)
-            for divider in dividers:
-                is_below = any(each is pipe for each in pipes_of(divider))
-                if is_below or any(each is divider for each in above):
-                    return pipe, divider
-            if any(each is cut.dispatch for each in above):
-                return pipe, cut.dispatch
-    return None
-
-
 def dividers_of(part: WorkerPart, dispatch: Any | None) -> list[Any]:
     """Return the filters of a part that let each worker keep items of its own."""
     filters = [pipe for pipe in part.pipes if is_filter_of_shards(pipe)]
@@ -215,18 +202,6 @@ def dividers_of(part: WorkerPart, dispatch: Any | None) -> list[Any]:
         if acts_for(pipe, SHARDING_PRIORITIES.MULTIPROCESSING)
         and not any(each is dispatch for each in pipes_of(pipe))
     ]
-
-
-def no_order_in_dealing(dispatch: Any | None) -> str | None:
-    """Return why a new dispatching process could not repeat the order of one that died, or None."""
-    for pipe in pipes_of(dispatch):
-        if is_without_order(pipe):
-            return (
-                f"{stage_name(pipe)} yields results as they come, in the dispatching process, which"
-                " cannot dispatch them in that order again; pass ordered=True, or let it follow"
-                " sharding_round_robin_dispatch"
-            )
-    return None
 
 
 def read_again(end: Any, comes_once: Any) -> Any | None:
@@ -240,11 +215,12 @@ def read_again(end: Any, comes_once: Any) -> Any | None:
     (cycle(2), None)
     """
     graph = Graph.of(end)
-    following = [pipe for pipe in graph.pipes if id(comes_once) in graph.upstream([pipe])]
-    return next((pipe for pipe in following if _is_read_again(pipe, graph)), None)
+    following = all_readers(comes_once, graph.readers)
+    read = (pipe for pipe in graph.pipes if id(pipe) in following)
+    return next((pipe for pipe in read if is_read_again(pipe, graph)), None)
 
 
-def _is_read_again(pipe: Any, graph: Graph) -> bool:
+def is_read_again(pipe: Any, graph: Graph) -> bool:
     """Whether a pipe reads its source again, or is itself read in several passes."""
     if reads_again(pipe):
         return True
@@ -257,70 +233,6 @@ def _passes_over(pipe: Any, graph: Graph) -> int:
     # A user's pipe may hold its one source in several attributes.
     twice = any(not is_replayed(reader) and reads_twice(reader, pipe) for reader in readers)
     return len(readers) + twice
-
-
-def branches_left_behind(end: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Yield branches whose pass is ended because another of their splitter is read again.
-
-    How much they had yielded before depends on how far each was read. With each come the pipe
-    that reads again, the branch it reads, and a pipe that reads ahead, or None: then it depends
-    on time, too.
-
-    >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> one, other = IterableWrapper([1]).fork(2)
-    >>> list(branches_left_behind(one.cycle(2).mux_longest(other.prefetch(1))))
-    [(fork(2)[1], cycle(2), fork(2)[0], prefetch(1))]
-    """
-    graph = Graph.of(end)
-    splitters = list(filter(shares_passes, graph.pipes))
-    read_again = [pipe for pipe in graph.pipes if splitters and _is_read_again(pipe, graph)]
-    for splitter, again in product(splitters, read_again):
-        above = graph.upstream([again])
-        branches = graph.readers(splitter)
-        inside = [branch for branch in branches if id(branch) in above]
-        outside = [branch for branch in branches if id(branch) not in above]
-        for branch, left in product(inside, outside):
-            own, others = all_readers(branch, graph.readers), all_readers(left, graph.readers)
-            apart = read_apart(own, others)
-            if apart is not None:
-                yield left, again, branch, next(filter(reads_ahead, apart), None)
-
-
-def drawn_at_once(end: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield pipes that draw an order for each pass, where nobody knows whose pass begins next.
-
-    They are read several times at once. With each come the pipe because of which each reader makes
-    several passes, and one that reads ahead.
-
-    >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> ahead = IterableWrapper([1]).shuffle().cycle(2).prefetch(1)
-    >>> [tuple(map(stage_name, each)) for each in drawn_at_once(ahead.zip(ahead))]
-    [('shuffle()', 'cycle(2)', 'prefetch(1)')]
-    """
-    graph = Graph.of(end)
-    at_once = read_without_fork(end)
-    shared = set(map(id, at_once))
-    for pipe in at_once:
-        inside = _made_for_each_reader(pipe, graph)
-        for drawn in filter(draws, inside):
-            behind = [each for each in inside if id(drawn) in graph.upstream([each])]
-            several = (each for each in behind if id(each) not in shared)
-            again = next((each for each in several if _is_read_again(each, graph)), None)
-            ahead = next(filter(reads_ahead, behind), None)
-            if again is not None and ahead is not None:
-                yield drawn, again, ahead
-
-
-def _made_for_each_reader(pipe: Any, graph: Graph) -> list[Any]:
-    """Return the pipes of which each reader of a pipe has passes of its own, at the same time."""
-    readers = graph.readers(pipe)
-    ways = [all_readers(reader, graph.readers) for reader in readers]
-    apart = [read_apart(one, other) for one, other in combinations(ways, 2)]
-    if all(each is None for each in apart) and not any(_at_once(each, pipe) for each in readers):
-        return []
-    above = graph.upstream([pipe])
-    own = [each for each in graph.pipes if id(each) in above]
-    return [*own, *chain.from_iterable(filter(None, apart))]
 
 
 def read_without_fork(datapipe: Any) -> list[Any]:
@@ -342,54 +254,14 @@ def read_without_fork(datapipe: Any) -> list[Any]:
     ]
 
 
-def without_a_place(datapipe: Any) -> str | None:
-    """Return why no cursors of a graph's pipes say where it is, or None."""
-    for pipe in read_without_fork(datapipe):
-        return (
-            f"{stage_name(pipe)} is read several times, each in a pass of its own, so no single"
-            " place in it says how far the graph is; read it through fork()"
-        )
-    for pipe in breadth_first(datapipe):
-        # A map pipe is looked up and has no place.
-        streams = [stage_name(edge) for edge in edges_of(pipe) if is_iter_pipe(edge)]
-        if streams and has_own_state(pipe):
-            return (
-                f"{stage_name(pipe)} has load_state_dict and reads {', '.join(streams)}, which"
-                " would begin again at its first item. Leave out state_dict and load_state_dict,"
-                " so that it is run again up to its place; or give the class edges = (), if its"
-                " state includes that of what it reads"
-            )
-    return None
-
-
 def _has_several_passes(pipe: Any, graph: Graph) -> bool:
     readers = graph.readers(pipe)
-    return len(readers) > 1 or any(_at_once(reader, pipe) for reader in readers)
+    return len(readers) > 1 or any(read_at_once(reader, pipe) for reader in readers)
 
 
-def _at_once(reader: Any, pipe: Any) -> bool:
+def read_at_once(reader: Any, pipe: Any) -> bool:
     """Whether a pipe makes several passes over another at the same time."""
     return not is_replayed(reader) and not reads_in_turn(reader) and reads_twice(reader, pipe)
-
-
-def no_order_in_dividing(datapipe: Any, group: int, whom: str) -> str | None:
-    """Return why several of ``whom`` could not divide the same items, or None.
-
-    ``datapipe`` ends what each of them runs; items that were dispatched are divided already.
-    """
-    for division in pipes_of(datapipe):
-        if not (takes_turns(division) and acts_for(division, group)):
-            continue
-        above = breadth_first(division)
-        for pipe in [] if any(map(stands_in, above)) else above:
-            if is_without_order(pipe) or goes_by_clock(pipe):
-                return (
-                    f"each of the {whom} would have the items in another order where"
-                    f" {stage_name(division)} divides them, and some would be lost: what"
-                    f" {stage_name(pipe)} yields is in no certain order. Put the sharding pipe"
-                    " before it, or give it an order (ordered=True, no max_wait)"
-                )
-    return None
 
 
 class Reach:

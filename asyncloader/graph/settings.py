@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.traits import (
-    acts_for,
     has_no_seed,
     is_filter_of_shards,
     is_random,
@@ -26,6 +23,7 @@ from asyncloader.datapipes.traits import (
     is_shuffler,
     takes_a_group,
 )
+from asyncloader.graph.refusals import sharded_twice
 from asyncloader.graph.walk import Graph, breadth_first
 from asyncloader.seeds import SeedGenerator
 
@@ -48,24 +46,14 @@ def apply_sharding(
     ['1', '4']
     """
     graph = Graph.of(datapipe)
-    filters = [pipe for pipe in graph.pipes if is_filter_of_shards(pipe)]
-    _check_sharded_once(graph, [pipe for pipe in filters if acts_for(pipe, sharding_group)])
-    for pipe in filters:
+    for why, remedy in sharded_twice(graph, sharding_group):
+        raise RuntimeError(f"{why}; {remedy}")
+    for pipe in filter(is_filter_of_shards, graph.pipes):
         if takes_a_group(pipe):
             pipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)
         else:
             pipe.apply_sharding(num_of_instances, instance_id)
     return datapipe
-
-
-def _check_sharded_once(graph: Graph, filters: Sequence[Any]) -> None:
-    reached = {id(pipe): graph.upstream([pipe]) for pipe in filters}
-    for one, other in combinations(filters, 2):
-        if id(one) in reached[id(other)] or id(other) in reached[id(one)]:
-            raise RuntimeError(
-                f"{stage_name(one)} and {stage_name(other)} shard the same path, so items would be"
-                " lost; keep one of them, or give each a sharding group of its own"
-            )
 
 
 # Shuffling ------------------------------------------------------------------------------

@@ -159,7 +159,10 @@ class Graph:
                     order.append(source)
         if len(order) < len(self.pipes):
             names = ", ".join(stage_name(pipe) for pipe in self.pipes if unread[id(pipe)])
-            raise ValueError(f"pipes must not read from one another in a circle: {names}")
+            raise ValueError(
+                f"pipes must not read from one another in a circle: {names}; let one of them read"
+                " something else"
+            )
         return order[::-1]
 
     @cached_property

@@ -128,7 +128,7 @@ class DataLoader2(Generic[T_co]):
         self._state_has_graph = True
         _check_adapters(datapipe_adapter_fn)
         if datapipe is not None:
-            self._use_graph(adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn))
+            self._use_graph(adapted(copy_graph(iter_pipe(datapipe)), datapipe_adapter_fn))
         if seed is not None:
             self.seed(seed)
         self.reading_service.expect_start()
@@ -569,7 +569,8 @@ class DataLoader2(Generic[T_co]):
         return None if self._live_iterator is None else self._live_iterator()
 
 
-def _iter_pipe(datapipe: Any) -> Any:
+def iter_pipe(datapipe: Any) -> Any:
+    """Return what a loader iterates of a pipe: a map pipe is looked up by its keys in turn."""
     if is_iter_pipe(datapipe):
         return datapipe
     if is_map_pipe(datapipe):

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from concurrent.futures import Future
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe, is_pipe
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.replaying import begin_unordered, unnumbered
 from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.datapipes.traits import (
@@ -28,8 +27,8 @@ from asyncloader.datapipes.traits import (
 )
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
-from asyncloader.graph.cut import branches_left_behind, drawn_at_once
 from asyncloader.graph.fingerprint import fingerprint
+from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed, tell_epoch
 from asyncloader.graph.walk import Graph, pipes_of
 from asyncloader.places.states import EpochStart
@@ -255,25 +254,7 @@ class Lifecycle:
     async def _initialize(self, graph: Graph) -> None:
         facts = fingerprint(graph)
         self._given = graph.pipes
-        for pipe in graph.pipes:
-            if isinstance(pipe, DataPipe) and (refusal := pipe.refusal()):
-                raise ValueError(refusal)
-        self._seen(graph.end)
-        for each in branches_left_behind(graph):
-            if each[-1] is not None:
-                left, again, branch, ahead = map(stage_name, each)
-                raise ValueError(
-                    f"{again} reads {branch} in several passes, each of which ends that of {left},"
-                    f" and {ahead} reads ahead, so nobody knows where. Let {again} read what the"
-                    " branches are joined to"
-                )
-        for drawn_at in drawn_at_once(graph):
-            drawn, again, ahead = map(stage_name, drawn_at)
-            raise ValueError(
-                f"{drawn} draws an order for each pass, {again} makes several passes, and {ahead}"
-                " reads ahead, for several readers at once, so nobody knows who gets which order."
-                " Let them read it through fork()"
-            )
+        check_graph(graph, Purpose.RUN)
         try:
             state = self._service_state
             adapted = await self._adapted(graph.end, state)
@@ -350,9 +331,8 @@ class Lifecycle:
         sealed, seen = self._sealed
         if graph is not sealed:
             pipes = pipes_of(graph)
-            for pipe in pipes:
-                if pipe is not graph and hands_over(pipe):
-                    raise ValueError(_must_be_last(pipe))
+            if any(map(hands_over, pipes[1:])):
+                check_graph(graph, Purpose.RUN)
             seen = pipes, any(map(is_random, pipes)), not any(map(has_no_place, pipes))
             # No user has the pipe that stands for all others, which are in the workers.
             if len(pipes) == 1 and stands_in(pipes[0]):
@@ -380,13 +360,6 @@ class Lifecycle:
                 f"the workers could not begin the epoch: a reset of {self._service!r} raised"
                 f" {error!r}"
             ) from error
-
-
-def _must_be_last(pipe: Any) -> str:
-    return (
-        f"{stage_name(pipe)} must be the last pipe of a loader's graph, because it copies to the"
-        " device of the thread that takes the items; move the pipes that follow it before it"
-    )
 
 
 async def bounded(work: Callable[[], Awaitable[None]]) -> None:

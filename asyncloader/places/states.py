@@ -18,11 +18,12 @@ from asyncloader.datapipes.cursor_forms import Form, FormOf, check_cursors, form
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import is_one_to_one
-from asyncloader.datapipes.traits import draws, goes_by_clock, has_own_state, lives_with_loader
+from asyncloader.datapipes.traits import draws, has_own_state
 from asyncloader.datapipes.unordered import settled
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.cut import cut_graph, no_order_in_dealing, without_a_place
+from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.fingerprint import differences, fingerprint
+from asyncloader.graph.refusals import Purpose, Refusal, first_refusal
 from asyncloader.graph.walk import Graph
 from asyncloader.places.elastic import Role, divides_alike, refit, regroup
 from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, decode
@@ -172,26 +173,17 @@ class LoaderStates:
         return lambda number: outlets[number] if number in outlets else inside(number)
 
     def _check_possible(self, role: Role) -> None:
-        refusal = self._refusal
-        if refusal is None and role.workers:
-            refusal = self._dealing_refusal
+        refusal = self._refusal_in_workers if role.workers else self._refusal
         if refusal is not None:
-            raise SnapshotError(refusal)
+            raise SnapshotError(str(refusal))
 
     @functools.cached_property
-    def _dealing_refusal(self) -> str | None:
-        return no_order_in_dealing(cut_graph(self._graph).dispatch)
+    def _refusal(self) -> Refusal | None:
+        return first_refusal(self._graph, Purpose.STATE)
 
     @functools.cached_property
-    def _refusal(self) -> str | None:
-        for pipe in self._graph.pipes:
-            if lives_with_loader(pipe):
-                return f"{stage_name(pipe)} serves live requests; there is no place to resume from"
-            if goes_by_clock(pipe):
-                return (
-                    f"{stage_name(pipe)} depends on time, so its items would not be the same again"
-                )
-        return without_a_place(self._graph)
+    def _refusal_in_workers(self) -> Refusal | None:
+        return first_refusal(self._graph, Purpose.STATE, workers=1)
 
     def _lengths_in(self, epoch: int) -> dict[int, int]:
         """Return the lengths of the sources, asked for once an epoch: data may grow between two."""

@@ -20,11 +20,11 @@ from asyncloader.datapipes.arguments import checked_seconds
 from asyncloader.datapipes.full_sync import Meeting, Uneven
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.traits import is_filter_of_shards, is_without_order
+from asyncloader.datapipes.traits import is_filter_of_shards
 from asyncloader.errors import RankError
-from asyncloader.graph.cut import no_order_in_dividing
 from asyncloader.graph.edit import copy_graph
 from asyncloader.graph.fingerprint import Fingerprint
+from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first
 from asyncloader.ranks import (
@@ -112,10 +112,9 @@ class DistributedReadingService(ReadingServiceInterface):
         apply_sharding(datapipe, size, rank, SHARDING_PRIORITIES.DISTRIBUTED)
         if group.size == 1:
             return datapipe
-        if refusal := no_order_in_dividing(datapipe, SHARDING_PRIORITIES.DISTRIBUTED, "ranks"):
-            raise ValueError(refusal)
+        check_graph(datapipe, Purpose.RANKS)
         if size < group.size:
-            _check_repeats(pipes)
+            check_graph(datapipe, Purpose.SAME_ITEMS)
         if size > 1:
             _warn_of_repeats(pipes)
         datapipe = FullSync(self.timeout)(datapipe)
@@ -263,16 +262,6 @@ def _warn_of_repeats(pipes: Sequence[Any]) -> None:
             " a ShardingPolicy adapter. If each rank reads different data, use"
             " .sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)",
             stacklevel=2,
-        )
-
-
-def _check_repeats(pipes: Sequence[Any]) -> None:
-    """Raise ValueError for a pipe that yields another order to each rank that loads the same."""
-    for pipe in filter(is_without_order, pipes):
-        raise ValueError(
-            f"{stage_name(pipe)} yields items as they are ready, so ranks that should load the same"
-            " items would have them in different orders; make it ordered, or divide the items among"
-            " all ranks"
         )
 
 

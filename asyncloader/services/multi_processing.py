@@ -34,12 +34,9 @@ from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.replaying import is_replayed
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import (
     IterableWrapper,
-    draws_in_each_worker,
     iterable_source,
-    twice,
 )
 from asyncloader.datapipes.traits import (
     attributes,
@@ -54,14 +51,11 @@ from asyncloader.graph.cut import (
     Cut,
     WorkerPart,
     cut_graph,
-    divided_twice,
     dividers_of,
-    no_order_in_dealing,
-    no_order_in_dividing,
     read_again,
-    without_a_place,
 )
 from asyncloader.graph.edit import copy_graph, replaced
+from asyncloader.graph.refusals import Purpose, check_graph, first_refusal
 from asyncloader.graph.settings import SharedPipes
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of
 from asyncloader.places.elastic import check_division, fits_any_number, spread
@@ -243,13 +237,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if workers == 0:
             return await self._started_here(datapipe)
         _check_is_here(datapipe)
+        await in_thread(self._check, Graph(datapipe), workers)
         division = await in_thread(divide, datapipe, workers)
         if not division.outlets:
             return RunningGraph(datapipe)
-        self._check_may_restart(division)
-        _check_read_once(division)
         if workers > 1:
-            _check_divided_alike(division)
             _warn_of_repeats(division)
         engine = self._engine(workers)
         settings = self._settings(workers, is_fed=division.fed is not None)
@@ -263,8 +255,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         root = division.root if is_last else self._prefetched(division.root)
         return RunningGraph(root, division, pool, partial(check_division, division.parts), workers)
 
-    def _check_may_restart(self, division: Division) -> None:
-        refusal = no_order_in_dealing(division.dispatch) or _no_place(division)
+    def _check(self, graph: Graph, workers: int) -> None:
+        """Raise ValueError for a graph that cannot be divided among so many workers."""
+        check_graph(graph, Purpose.WORKERS, workers=workers)
+        refusal = first_refusal(graph, Purpose.RESTART)
         if self.on_worker_death == "restart" and refusal is not None:
             raise ValueError(f'on_worker_death="restart" is not possible: {refusal}')
 
@@ -583,38 +577,6 @@ def _check_is_here(datapipe: Any) -> None:
         )
 
 
-def _no_place(division: Division) -> str | None:
-    """Return why no process could resume where one that died was, or None."""
-    ends = [*division.ends, *([] if division.dispatch is None else [division.dispatch])]
-    return next(filter(None, map(without_a_place, ends)), None)
-
-
-def _check_divided_alike(division: Division) -> None:
-    for end in division.ends:
-        if refusal := no_order_in_dividing(end, SHARDING_PRIORITIES.MULTIPROCESSING, "workers"):
-            raise ValueError(refusal)
-
-
-def _check_read_once(division: Division) -> None:
-    for end in division.ends:
-        for inlet in breadth_first(end):
-            reader = read_again(end, inlet) if isinstance(inlet, FromDispatcher) else None
-            if reader is not None:
-                raise ValueError(
-                    f"{stage_name(reader)} reads its source more than once in an epoch, but"
-                    " follows sharding_round_robin_dispatch(), which sends each item only once. Put"
-                    f" {stage_name(reader)} before sharding_round_robin_dispatch()"
-                )
-    for outlet in division.outlets:
-        reader = read_again(division.root, outlet)
-        if reader is not None:
-            raise ValueError(
-                f"{stage_name(reader)} runs in the loader's process and reads its source more than"
-                " once in an epoch, but the workers' items come only once. Put it before the pipes"
-                " that have to run in the loader's process"
-            )
-
-
 def _packed_plan(engine: WorkerEngine, plan: WorkerPlan) -> Parcel:
     try:
         parcel = engine.pack(plan)
@@ -688,7 +650,7 @@ class Division:
             return None
         places = self.shared.places_in(self.dispatch)
         plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
-        dealt = [self.dispatch in part.inlets for part in self.parts]
+        dealt = [any(inlet is self.dispatch for inlet in part.inlets) for part in self.parts]
         number = number_of(self.dispatch)
         return DealPlan(engine.pack(plan), -1 if number is None else number, dealt.index(True))
 
@@ -724,9 +686,8 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     shared = SharedPipes(datapipe)
     cut = cut_graph(datapipe)
     if num_workers > 1:
-        _check_divided_once(cut)
-    is_read = any(cut.dispatch in part.inlets for part in cut.parts)
-    dispatch = cut.dispatch if is_read else None
+        _note_dividers(cut)
+    dispatch = cut.dispatch if cut.is_dealt else None
     root, outlets, ends = datapipe, [], []
     droppers: tuple[str, ...] = ()
     for part in cut.parts:
@@ -769,31 +730,16 @@ def _read_once(end: Any) -> Iterator[Any]:
     return (pipe for pipe in shuffling if read_again(end, pipe) is None)
 
 
-def _check_divided_once(cut: Cut) -> None:
-    """Raise ValueError if workers would divide items that are divided already.
+def _note_dividers(cut: Cut) -> None:
+    """Let iterables know what divides their items, in case they do so too without saying it.
 
-    An iterable that divides its items without saying so is found out when it calls
-    ``get_worker_info``.
+    That is found out when they call ``get_worker_info``.
     """
-    found = divided_twice(cut)
-    if found is not None:
-        pipe, divider = found
-        raise ValueError(twice(pipe, stage_name(divider)))
     for part in cut.parts:
         for divider in dividers_of(part, cut.dispatch):
             for source in pipes_of(divider):
                 if isinstance(source, IterableWrapper):
-                    _check_sampler(source, divider)
                     source.divided_by = stage_name(divider)
-
-
-def _check_sampler(source: IterableWrapper[Any], divider: Any) -> None:
-    if draws_in_each_worker(source.iterable):
-        raise ValueError(
-            f"{source!r} draws other keys in each worker, so items would be lost and come twice:"
-            f" put sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING) in the place"
-            f" of {stage_name(divider)}, which runs the sampler once, for all workers"
-        )
 
 
 def _dealt_length(end: Any, dispatch: Any, num_workers: int) -> int | None:

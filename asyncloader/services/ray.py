@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from asyncloader.datapipes.arguments import checked_auto, checked_seconds
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.traits import lives_with_loader
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.ranks import world_size
 from asyncloader.runtime import in_thread
 from asyncloader.seeds import SeedGenerator
@@ -109,12 +107,7 @@ class RayReadingService(MultiProcessingReadingService):
         }
 
     async def initialize(self, datapipe: Any) -> Any:
-        for pipe in breadth_first(datapipe):
-            if lives_with_loader(pipe):
-                raise ValueError(
-                    f"RayReadingService cannot run {stage_name(pipe)}: a feed's requests are"
-                    " answered by processes of the same machine; use MultiProcessingReadingService"
-                )
+        check_graph(datapipe, Purpose.ACTORS)
         if self.chooses_workers and world_size() > 1:
             raise ValueError(
                 'RayReadingService(num_workers="auto") cannot run on several ranks: they need the'

@@ -22,9 +22,7 @@ from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.exchange import Nobody, Waiter
 from asyncloader.datapipes.run_place import cancelled
 from asyncloader.datapipes.tracebacks import trim_tracebacks
-from asyncloader.datapipes.traits import lives_with_loader
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
-from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import begin_task
 from asyncloader.serving.requests import FeedStats, PendingRequests, Request
 from asyncloader.serving.rewiring import rewired
@@ -167,9 +165,6 @@ class Feed(IterDataPipe[Any]):
         return True
 
     def rewired(self, graph: Any) -> Any:
-        others = [pipe for pipe in breadth_first(graph) if lives_with_loader(pipe)]
-        if len(others) > 1:
-            raise LoaderError(f"a graph can have one Feed only, got {others}")
         return rewired(graph, self, self._pending, self._readership.held)
 
     def __copy__(self) -> Feed:

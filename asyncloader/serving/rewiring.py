@@ -17,28 +17,27 @@ import contextvars
 import functools
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any
 
 from asyncloader.datapipes.async_calls import AsyncMapper
-from asyncloader.datapipes.base import DataPipe, IterDataPipe
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.batching import Batcher, timed_batches
 from asyncloader.datapipes.call import blame, is_async, unawaited
 from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.cursors import aclose_items, close_items, take_number_of
-from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.run_place import ended_threads
 from asyncloader.datapipes.thread_calls import ThreadMapper
-from asyncloader.datapipes.traits import is_async_pipe, is_ours, is_splitter
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced
+from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import in_thread, start_thread
 from asyncloader.serving.requests import FedBatch, FedItem, PendingRequests, unanswered
@@ -50,11 +49,11 @@ BeingRead = Callable[[], contextlib.AbstractContextManager[None]]
 
 def rewired(end: Any, feed: Any, pending: PendingRequests, being_read: BeingRead) -> Any:
     """Change the pipes of a graph and return its end; LoaderError for one that cannot be used."""
+    refusal = first_refusal(end, Purpose.REQUESTS)
+    if refusal is not None:
+        raise LoaderError(str(refusal))
     wants = Wants(pending.wants)
     pipes = [pipe for pipe in reversed(breadth_first(end)) if pipe is not feed]
-    for pipe in pipes:
-        _check_has_one_source(pipe)
-    _check_batched_once(pipes)
     for pipe in pipes:
         stage = _stage_for(pipe, pending, wants)
         if stage is not pipe:
@@ -65,60 +64,18 @@ def rewired(end: Any, feed: Any, pending: PendingRequests, being_read: BeingRead
     return Results(end, pending, being_read)
 
 
-def _check_has_one_source(pipe: Any) -> None:
-    if is_splitter(pipe) or len(edges_of(pipe)) != 1:
-        raise LoaderError(
-            f"{stage_name(pipe)} cannot be used in a graph with a Feed: only a single chain of"
-            " pipes from the Feed to the end gives each request one answer"
-        )
-
-
-def _check_batched_once(pipes: Sequence[Any]) -> None:
-    batchers = [pipe for pipe in pipes if isinstance(pipe, Batcher)]
-    if len(batchers) > 1:
-        raise LoaderError(
-            f"requests can be batched only once; remove {stage_name(batchers[1])}, the second"
-            " batch after the Feed"
-        )
-
-
 def _stage_for(pipe: Any, pending: PendingRequests, wants: Wants) -> Any:
     """Return what takes a pipe's place; it may be the pipe itself, changed."""
     if isinstance(pipe, Batcher):
-        return _request_batcher(pipe, pending)
+        assert pipe.max_wait is not None, "a batcher without max_wait is refused"
+        return RequestBatcher(
+            pipe.source, pipe.batch_size, pipe.max_wait, pipe.wrapper_class, pending
+        )
     if isinstance(pipe, ThreadMapper):
         return _thread_stage(pipe, wants)
-    if isinstance(pipe, DataPipe) and pipe.carry(
-        functools.partial(on_envelopes, pipe=pipe, wants=wants)
-    ):
+    if pipe.carry(functools.partial(on_envelopes, pipe=pipe, wants=wants)):
         return pipe
-    if isinstance(pipe, OneToOne) and not is_ours(pipe):
-        if is_async_pipe(pipe):
-            raise LoaderError(
-                f"{stage_name(pipe)} cannot follow a Feed, because it has an __aiter__: each"
-                " request would wait for the one before it; await in a function for async_map"
-                " instead"
-            )
-        return OneByOne(pipe, wants)
-    raise LoaderError(
-        f"{stage_name(pipe)} cannot follow a Feed: it does not make exactly one item of each"
-        " item, so requests would lose their answers. Use map, async_map, thread_map, collate"
-        " and batch(n, max_wait=...), or a pipe of your own that derives from OneToOne"
-    )
-
-
-def _request_batcher(pipe: Batcher[Any], pending: PendingRequests) -> RequestBatcher:
-    if pipe.max_wait is None:
-        raise LoaderError(
-            f"{stage_name(pipe)} follows a Feed, where it could wait for ever for a full"
-            f" batch; limit the wait: batch({pipe.batch_size}, max_wait=seconds)"
-        )
-    if pipe.drop_last:
-        raise LoaderError(
-            f"{stage_name(pipe)} follows a Feed, where drop_last would drop requests that wait"
-            " for an answer; leave drop_last out"
-        )
-    return RequestBatcher(pipe.source, pipe.batch_size, pipe.max_wait, pipe.wrapper_class, pending)
+    return OneByOne(pipe, wants)
 
 
 class Results(IterDataPipe[FedItem | FedBatch]):

@@ -27,9 +27,12 @@ from typing import Any, Literal, TextIO, get_args
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.errors import LoaderError
-from asyncloader.graph.cut import Place, cut_graph
+from asyncloader.graph.cut import Place
 from asyncloader.graph.draw import Labels, to_mermaid, to_svg, to_text
-from asyncloader.loader.dataloader2 import DataLoader2
+from asyncloader.graph.edit import copy_graph
+from asyncloader.graph.refusals import cut_or_nothing, every_refusal
+from asyncloader.graph.walk import Graph
+from asyncloader.loader.dataloader2 import DataLoader2, iter_pipe
 from asyncloader.services.ray import RayReadingService
 from asyncloader.tools.advice import Service, apply_to, page
 from asyncloader.tools.doctor import HERE, examine, what_is_tried
@@ -71,7 +74,9 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m asyncloader", description=WHAT_IT_DOES)
     commands = parser.add_subparsers(dest="command", required=True)
-    graph = commands.add_parser("graph", help="draw a graph, with what runs where")
+    graph = commands.add_parser(
+        "graph", help="draw a graph, with what runs where and what it cannot do"
+    )
     graph.add_argument("target", metavar="module:pipe", help=NAMED)
     graph.add_argument(
         "--workers",
@@ -146,11 +151,17 @@ def _count(text: str) -> int:
 
 def _graph(options: argparse.Namespace) -> None:
     form = options.format or (_format_of(options.output) if options.output else "text")
-    text = drawing(load_target(options.target), form, options.workers)
+    target = load_target(options.target)
+    Graph(target.graph).sources_first()  # it names the pipes of a circle
+    workers = _workers_of(target, options.workers)
+    text = drawing(target, form, workers)
     if options.output:
         options.output.write_text(f"{text.rstrip()}\n", encoding="utf-8")
     else:
         print(text.rstrip())
+    # Not among the drawing, which another program may read.
+    for refusal in every_refusal(target.graph, workers):
+        print(f"refused {refusal.purpose}: {refusal}", file=sys.stderr)
 
 
 def _format_of(file: Path) -> Format:
@@ -241,10 +252,14 @@ def _migrate(options: argparse.Namespace) -> None:
 _WORKERS = 2
 
 
-def drawing(target: Target, form: Format, workers: int | None = None) -> str:
+def _workers_of(target: Target, workers: int | None) -> int:
+    if workers is not None:
+        return workers
+    return _WORKERS if target.workers is None else target.workers
+
+
+def drawing(target: Target, form: Format, workers: int) -> str:
     """Return a drawing of the graph as it runs in so many workers."""
-    if workers is None:
-        workers = _WORKERS if target.workers is None else target.workers
     labels = places(target, workers)
     match form:
         case "text":
@@ -256,8 +271,8 @@ def drawing(target: Target, form: Format, workers: int | None = None) -> str:
 
 
 def places(target: Target, workers: int) -> Labels:
-    """Return where each pipe of the graph runs, in words."""
-    cut = cut_graph(target.graph)
+    """Return where each pipe of the graph runs, in words; nothing where it cannot be divided."""
+    cut = cut_or_nothing(target.graph)
     words: dict[Place, str] = {
         "loader": "loader",
         "dispatcher": "dispatching process",
@@ -265,7 +280,7 @@ def places(target: Target, workers: int) -> Labels:
     }
     if workers == 0:
         return [(pipe, words["loader"]) for pipe, _ in cut.places]
-    if not any(cut.dispatch in part.inlets for part in cut.parts):
+    if not cut.is_dealt:
         # There are no workers to dispatch to.
         words["dispatcher"] = words["loader"]
     return [(pipe, words[place]) for pipe, place in cut.places]
@@ -407,7 +422,7 @@ def _target(text: str, value: Any, module: ModuleType) -> Target:
             " arguments that returns one"
         )
     try:
-        return Target(DataLoader2(value).datapipe, None, False, module)
+        return Target(copy_graph(iter_pipe(value)), None, False, module)
     except Exception as error:
         raise TargetError(f"{text} is not a graph that a DataLoader2 can load: {error}") from error
 

@@ -18,7 +18,7 @@ from asyncloader.datapipes.iter import (
 )
 from asyncloader.datapipes.map import MapDataPipe, SequenceWrapper
 from asyncloader.graph import breadth_first, cut_graph, edges_of
-from asyncloader.graph.cut import branches_left_behind
+from asyncloader.graph.refusals import branches_left_behind
 
 DISTRIBUTED, MULTIPROCESSING = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 

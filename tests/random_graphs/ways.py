@@ -37,7 +37,7 @@ from asyncloader import (
     SequentialReadingService,
 )
 from asyncloader.errors import SnapshotError, WorkerStartupError
-from asyncloader.graph.cut import branches_left_behind
+from asyncloader.graph.refusals import branches_left_behind
 from tests.faults.deaths import signalled
 from tests.random_graphs.pieces import HELPERS, sources
 from tests.random_graphs.promise import NOTHING, SAME_ORDER, Promise, promise_of

@@ -17,6 +17,10 @@ def double(number: int) -> int:
     return 2 * number
 
 
+async def soon_double(number: int) -> int:
+    return 2 * number
+
+
 def as_it_is(item: Any, device: Any) -> Any:
     return item
 
@@ -32,6 +36,9 @@ dealt = IterableWrapper(range(100)).sharding_round_robin_dispatch(
 dealt_and_doubled = dealt.map(double)
 circle: Any = dealt.map(double)
 circle.source = circle.batch(2)
+as_ready = IterableWrapper(range(9)).async_map(soon_double, ordered=False).sharding_filter()
+refused = as_ready.zip(as_ready).batch(2, max_wait=1.0)
+unanswered = Feed().filter(bool).batch(4)
 looked_up = SequenceWrapper(range(4)).map(double)
 unborn: DataLoader2[Any] = DataLoader2(None)
 nothing = None

@@ -109,6 +109,49 @@ def test_a_drawing_says_what_runs_where(capsys):
     ]
 
 
+def test_all_that_a_graph_is_refused_for_is_said(capsys):
+    assert main(["graph", "tests.tools.graphs:refused"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("IterableWrapper()")
+    name = "async_map(soon_double, ordered=False)"
+    read_twice = "sharding_filter() is read several times"
+    refused = [
+        ("in workers", f"what {name} yields is in no certain order. Put the sharding pipe before"),
+        ("on ranks", f"what {name} yields is in no certain order. Put the sharding pipe before"),
+        ("on ranks that load the same items", f"{name} yields items as they are ready"),
+        ("for a state", "batch(2, max_wait=1.0) depends on time"),
+        ("for a state", f"{read_twice}, each in a pass of its own"),
+        ("for a restart of workers", f"{read_twice}, each in a pass of its own"),
+    ]
+    lines = shown.err.splitlines()
+    for line, (purpose, says) in zip(lines, refused, strict=True):
+        assert line.startswith(f"refused {purpose}: ")
+        assert says in line
+
+
+def test_what_runs_in_no_workers_is_not_refused_for_them(capsys):
+    assert main(["graph", "tests.tools.graphs:refused", "--workers", "0"]) == 0
+    assert "workers: " not in capsys.readouterr().err
+
+
+def test_a_graph_that_no_loader_takes_is_drawn_with_the_reasons(capsys):
+    assert main(["graph", "tests.tools.graphs:unanswered", "--workers", "0"]) == 0
+    shown = capsys.readouterr()
+    assert "filter(bool)" in shown.out
+    filtered, batched, state = shown.err.splitlines()
+    assert "filter(bool) cannot follow a Feed" in filtered
+    assert batched == (
+        "refused to answer requests: batch(4) follows a Feed, where it could wait for ever for a"
+        " full batch; limit the wait: batch(4, max_wait=seconds)"
+    )
+    assert state.startswith("refused for a state: Feed(")
+
+
+def test_a_graph_that_nothing_is_wrong_with_has_nothing_said(capsys):
+    assert main(["graph", PIPE]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "places"),
     [

@@ -15,7 +15,6 @@ from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.edges import drawn_above
 from asyncloader.datapipes.patterns import add_cursors, closing_items
 from asyncloader.datapipes.prefetching import weight_of
 from asyncloader.datapipes.run import Pass, Run
@@ -51,16 +50,6 @@ class InMemoryCacheHolder(IterDataPipe[T]):
 
     def __len__(self) -> int:
         return len(self.source) if self.kept is None else self.kept.count
-
-    def refusal(self) -> str:
-        drawn = drawn_above(self)
-        if drawn is None:
-            return ""
-        return (
-            f"{self!r} keeps its first pass, while {drawn!r} before it gives another order to"
-            " every process and epoch that does not have that pass: items would be lost and"
-            f" come twice. Put {self!r} before {drawn!r}"
-        )
 
     def new_pass(self, run: Run[Any]) -> MemoryCachePass[T]:
         return MemoryCachePass(run)

@@ -1,0 +1,559 @@
+"""Graphs that are refused, each with what to do instead.
+
+This file is about ``refusals``: all that keeps a graph from being run, from being divided among
+workers or ranks, from a state, and from a restart of its workers. Nothing has to be started to
+know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain, combinations, product
+from typing import Any
+
+from asyncloader.datapipes.base import DataPipe, is_iter_pipe
+from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.caching.memory_caching import InMemoryCacheHolder
+from asyncloader.datapipes.call import itself
+from asyncloader.datapipes.combining import Together
+from asyncloader.datapipes.edges import all_readers, drawn_above, pipes_from, read_apart
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.random_splitting import RandomSplit
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.sources import IterableWrapper, divided_twice, draws_in_each_worker
+from asyncloader.datapipes.splitting import Branch
+from asyncloader.datapipes.thread_calls import ThreadMapper
+from asyncloader.datapipes.traits import (
+    acts_for,
+    draws,
+    goes_by_clock,
+    hands_over,
+    has_own_state,
+    is_async_pipe,
+    is_filter_of_shards,
+    is_ours,
+    is_splitter,
+    is_without_order,
+    lives_with_loader,
+    reads_ahead,
+    shards_itself,
+    shares_passes,
+    stands_in,
+    takes_turns,
+)
+from asyncloader.graph.cut import (
+    NOT_CUT,
+    Cut,
+    cut_graph,
+    dividers_of,
+    is_read_again,
+    read_again,
+    read_at_once,
+    read_without_fork,
+)
+from asyncloader.graph.walk import Graph, breadth_first, pipes_of
+
+
+class Purpose(StrEnum):
+    """What a graph is wanted for, in words."""
+
+    RUN = "to run"
+    REQUESTS = "to answer requests"
+    SHARDS = "in shards"
+    WORKERS = "in workers"
+    ACTORS = "in Ray's actors"
+    RANKS = "on ranks"
+    SAME_ITEMS = "on ranks that load the same items"
+    STATE = "for a state"
+    RESTART = "for a restart of workers"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a graph cannot be used for a purpose, and what to do instead."""
+
+    purpose: Purpose
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        is_sentence = self.remedy[:1].isupper()
+        return f"{self.why}{'. ' if is_sentence else '; '}{self.remedy}"
+
+
+#: Why a graph is refused, and the remedy.
+Said = tuple[str, str]
+
+Finder = Callable[[Graph], Iterator[Said]]
+
+
+def refusals(datapipe: Any, purpose: Purpose, *, workers: int = 0) -> Iterator[Refusal]:
+    """Yield all that keeps a graph from being used for a purpose, with so many workers.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> shared = IterableWrapper([1])
+    >>> [refusal.remedy for refusal in refusals(shared.zip(shared), Purpose.STATE)]
+    ['read it through fork()']
+    """
+    graph = Graph.of(datapipe)
+    found = chain.from_iterable(find(graph) for find in _finders(purpose, workers))
+    known: set[Said] = set()
+    for said in found:
+        if said not in known:
+            known.add(said)
+            yield Refusal(purpose, *said)
+
+
+def first_refusal(datapipe: Any, purpose: Purpose, *, workers: int = 0) -> Refusal | None:
+    """Return the first of what keeps a graph from being used for a purpose, or None."""
+    return next(refusals(datapipe, purpose, workers=workers), None)
+
+
+def check_graph(datapipe: Any, purpose: Purpose, *, workers: int = 0) -> None:
+    """Raise ValueError for a graph that cannot be used for a purpose."""
+    refusal = first_refusal(datapipe, purpose, workers=workers)
+    if refusal is not None:
+        raise ValueError(str(refusal))
+
+
+def every_refusal(datapipe: Any, workers: int) -> Iterator[Refusal]:
+    """Yield all that a graph is refused for, whatever it is wanted for, with so many workers."""
+    graph = Graph.of(datapipe)
+    only_in_workers = {Purpose.WORKERS, Purpose.ACTORS, Purpose.RESTART}
+    for purpose in Purpose:
+        if workers or purpose not in only_in_workers:
+            yield from refusals(graph, purpose, workers=workers)
+
+
+def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
+    match purpose:
+        case Purpose.RUN:
+            return (
+                *(_raced_branches, _split_after_drawing, _kept_after_drawing),
+                *(_not_last, _left_behind, _drawn_for_several),
+            )
+        case Purpose.REQUESTS:
+            return _several_feeds, _not_for_requests
+        case Purpose.SHARDS:
+            return (_sharded_twice,)
+        case Purpose.WORKERS if workers > 1:
+            several = _divided_again, _other_keys, _out_of_order_in_workers
+            return _not_cut, *several, _read_more_than_once
+        case Purpose.WORKERS:
+            return _not_cut, _read_more_than_once
+        case Purpose.ACTORS:
+            return (_fed,)
+        case Purpose.RANKS:
+            return (_out_of_order_on_ranks,)
+        case Purpose.SAME_ITEMS:
+            return (_ready_in_other_orders,)
+        case Purpose.STATE if workers:
+            return _never_again, _without_a_place, _dealt_without_order
+        case Purpose.STATE:
+            return _never_again, _without_a_place
+        case Purpose.RESTART:
+            return _dealt_without_order, _without_a_place_in_workers
+
+
+# To run ---------------------------------------------------------------------------------
+
+
+def _several_feeds(graph: Graph) -> Iterator[Said]:
+    feeds = _feeds(graph)
+    if len(feeds) > 1:
+        yield f"a graph can have one Feed only, got {feeds}", "make a loader for each of them"
+
+
+def _not_for_requests(graph: Graph) -> Iterator[Said]:
+    """Yield what keeps a graph that begins with a Feed from giving each request its answer."""
+    if not _feeds(graph):
+        return
+    pipes = [pipe for pipe in reversed(graph.pipes) if not lives_with_loader(pipe)]
+    for pipe in pipes:
+        if is_splitter(pipe) or len(graph.sources(pipe)) != 1:
+            yield (
+                f"{stage_name(pipe)} cannot be used in a graph with a Feed",
+                "only a single chain of pipes from the Feed to the end gives each request one"
+                " answer",
+            )
+        else:
+            yield from _not_for_envelopes(pipe)
+    for batcher in [pipe for pipe in pipes if isinstance(pipe, Batcher)][1:]:
+        yield (
+            "requests can be batched only once",
+            f"remove {stage_name(batcher)}, the second batch after the Feed",
+        )
+
+
+def _feeds(graph: Graph) -> list[Any]:
+    """Return the pipes that change the graph to run, which a Feed does."""
+    living = [pipe for pipe in graph.pipes if lives_with_loader(pipe)]
+    return [
+        pipe
+        for pipe in living
+        if isinstance(pipe, DataPipe) and type(pipe).rewired is not DataPipe.rewired
+    ]
+
+
+def _not_for_envelopes(pipe: Any) -> Iterator[Said]:
+    if isinstance(pipe, Batcher):
+        if pipe.max_wait is None:
+            yield (
+                f"{stage_name(pipe)} follows a Feed, where it could wait for ever for a full batch",
+                f"limit the wait: batch({pipe.batch_size}, max_wait=seconds)",
+            )
+        if pipe.drop_last:
+            yield (
+                f"{stage_name(pipe)} follows a Feed, where drop_last would drop requests that wait"
+                " for an answer",
+                "leave drop_last out",
+            )
+    elif isinstance(pipe, ThreadMapper) or (isinstance(pipe, DataPipe) and pipe.carry(itself)):
+        return
+    elif isinstance(pipe, OneToOne) and not is_ours(pipe):
+        if is_async_pipe(pipe):
+            yield (
+                f"{stage_name(pipe)} cannot follow a Feed, because it has an __aiter__: each"
+                " request would wait for the one before it",
+                "await in a function for async_map instead",
+            )
+    else:
+        yield (
+            f"{stage_name(pipe)} cannot follow a Feed: it does not make exactly one item of each"
+            " item, so requests would lose their answers",
+            "Use map, async_map, thread_map, collate and batch(n, max_wait=...), or a pipe of your"
+            " own that derives from OneToOne",
+        )
+
+
+def _raced_branches(graph: Graph) -> Iterator[Said]:
+    for pipe in graph.pipes:
+        raced = _branch_raced_for(pipe.sources) if isinstance(pipe, Together) else None
+        if raced is not None:
+            branch, ahead = raced
+            yield (
+                f"{pipe!r} reads {branch!r} by two of its sources, where each reader ends the pass"
+                f" of the one before, and {ahead!r} reads ahead, so nobody knows when",
+                "Give each source a branch of its own, by a larger fork",
+            )
+
+
+def _branch_raced_for(sources: Iterable[Any]) -> tuple[Any, Any] | None:
+    """Return a branch that several sources read at a time, and a pipe that reads it ahead, or None.
+
+    Each reader begins the branch anew, which ends the pass of the one before. When that is
+    depends on how far ahead it has read.
+    """
+    read: dict[int, Any] = {}
+    for source in sources:
+        above = [*pipes_from(source, to_splitters=True)]
+        ahead = next(filter(reads_ahead, above), None)
+        for branch in above:
+            if isinstance(branch, Branch):
+                either = ahead if ahead is not None else read.get(id(branch))
+                if id(branch) in read and either is not None:
+                    return branch, either
+                read[id(branch)] = either
+    return None
+
+
+def _split_after_drawing(graph: Graph) -> Iterator[Said]:
+    splits = (pipe for pipe in graph.pipes if isinstance(pipe, RandomSplit))
+    yield from filter(None, (split.refusal() for split in splits))
+
+
+def _kept_after_drawing(graph: Graph) -> Iterator[Said]:
+    for pipe in graph.pipes:
+        drawn = drawn_above(pipe) if isinstance(pipe, InMemoryCacheHolder) else None
+        if drawn is not None:
+            yield (
+                f"{pipe!r} keeps its first pass, while {drawn!r} before it gives another order to"
+                " every process and epoch that does not have that pass: items would be lost and"
+                " come twice",
+                f"Put {pipe!r} before {drawn!r}",
+            )
+
+
+def _not_last(graph: Graph) -> Iterator[Said]:
+    for pipe in graph.pipes:
+        if pipe is not graph.end and hands_over(pipe):
+            yield (
+                f"{stage_name(pipe)} must be the last pipe of a loader's graph, because it copies"
+                " to the device of the thread that takes the items",
+                "move the pipes that follow it before it",
+            )
+
+
+def _left_behind(graph: Graph) -> Iterator[Said]:
+    for each in branches_left_behind(graph):
+        # Where nothing reads ahead, the order of reading is always the same.
+        if each[-1] is not None:
+            left, again, branch, ahead = map(stage_name, each)
+            yield (
+                f"{again} reads {branch} in several passes, each of which ends that of {left}, and"
+                f" {ahead} reads ahead, so nobody knows where",
+                f"Let {again} read what the branches are joined to",
+            )
+
+
+def branches_left_behind(end: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Yield branches whose pass is ended because another of their splitter is read again.
+
+    How much they had yielded before depends on how far each was read. With each come the pipe
+    that reads again, the branch it reads, and a pipe that reads ahead, or None: then it depends
+    on time, too.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> one, other = IterableWrapper([1]).fork(2)
+    >>> list(branches_left_behind(one.cycle(2).mux_longest(other.prefetch(1))))
+    [(fork(2)[1], cycle(2), fork(2)[0], prefetch(1))]
+    """
+    graph = Graph.of(end)
+    splitters = list(filter(shares_passes, graph.pipes))
+    read_again = [pipe for pipe in graph.pipes if splitters and is_read_again(pipe, graph)]
+    for splitter, again in product(splitters, read_again):
+        above = graph.upstream([again])
+        branches = graph.readers(splitter)
+        inside = [branch for branch in branches if id(branch) in above]
+        outside = [branch for branch in branches if id(branch) not in above]
+        for branch, left in product(inside, outside):
+            own, others = all_readers(branch, graph.readers), all_readers(left, graph.readers)
+            apart = read_apart(own, others)
+            if apart is not None:
+                yield left, again, branch, next(filter(reads_ahead, apart), None)
+
+
+def _drawn_for_several(graph: Graph) -> Iterator[Said]:
+    """Yield pipes that draw an order for each pass, where nobody knows whose pass begins next."""
+    at_once = read_without_fork(graph)
+    shared = set(map(id, at_once))
+    for pipe in at_once:
+        inside = _made_for_each_reader(pipe, graph)
+        for drawn in filter(draws, inside):
+            behind = [each for each in inside if id(drawn) in graph.upstream([each])]
+            several = (each for each in behind if id(each) not in shared)
+            again = next((each for each in several if is_read_again(each, graph)), None)
+            ahead = next(filter(reads_ahead, behind), None)
+            if again is not None and ahead is not None:
+                yield (
+                    f"{stage_name(drawn)} draws an order for each pass, {stage_name(again)} makes"
+                    f" several passes, and {stage_name(ahead)} reads ahead, for several readers at"
+                    " once, so nobody knows who gets which order",
+                    "Let them read it through fork()",
+                )
+
+
+def _made_for_each_reader(pipe: Any, graph: Graph) -> list[Any]:
+    """Return the pipes of which each reader of a pipe has passes of its own, at the same time."""
+    readers = graph.readers(pipe)
+    ways = [all_readers(reader, graph.readers) for reader in readers]
+    apart = [read_apart(one, other) for one, other in combinations(ways, 2)]
+    if all(each is None for each in apart) and not any(
+        read_at_once(each, pipe) for each in readers
+    ):
+        return []
+    above = graph.upstream([pipe])
+    own = [each for each in graph.pipes if id(each) in above]
+    return [*own, *chain.from_iterable(filter(None, apart))]
+
+
+# In workers, and on ranks ---------------------------------------------------------------
+
+
+def _sharded_twice(graph: Graph) -> Iterator[Said]:
+    """Yield pairs of filters on one path for one group."""
+    for group in (SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING):
+        yield from sharded_twice(graph, group)
+
+
+def sharded_twice(graph: Graph, group: int) -> Iterator[Said]:
+    """Yield why items would be lost if each filter were told its shard of a group."""
+    filters = [pipe for pipe in graph.pipes if is_filter_of_shards(pipe) and acts_for(pipe, group)]
+    reached = {id(pipe): graph.upstream([pipe]) for pipe in filters}
+    for one, other in combinations(filters, 2):
+        if id(one) in reached[id(other)] or id(other) in reached[id(one)]:
+            yield (
+                f"{stage_name(one)} and {stage_name(other)} shard the same path, so items would be"
+                " lost",
+                "keep one of them, or give each a sharding group of its own",
+            )
+
+
+def _not_cut(graph: Graph) -> Iterator[Said]:
+    try:
+        cut_graph(graph)
+    except ValueError as error:
+        why, _, remedy = str(error).partition("; ")
+        yield why, remedy
+
+
+def cut_or_nothing(graph: Graph) -> Cut:
+    """Return how a graph is divided; one that cannot be divided has no parts."""
+    try:
+        return cut_graph(graph)
+    except ValueError:
+        return NOT_CUT
+
+
+def _read_more_than_once(graph: Graph) -> Iterator[Said]:
+    """Yield pipes that read again what comes once, because another process sends it."""
+    cut = cut_or_nothing(graph)
+    for part in cut.parts:
+        if cut.deals_to(part):
+            reader = read_again(part.end, cut.dispatch)
+            if reader is not None and reader is not cut.dispatch:
+                yield (
+                    f"{stage_name(reader)} reads its source more than once in an epoch, but follows"
+                    " sharding_round_robin_dispatch(), which sends each item only once",
+                    f"Put {stage_name(reader)} before sharding_round_robin_dispatch()",
+                )
+    for part in cut.parts:
+        reader = read_again(graph.end, part.end)
+        if reader is not None and reader is not part.end:
+            yield (
+                f"{stage_name(reader)} runs in the loader's process and reads its source more than"
+                " once in an epoch, but the workers' items come only once",
+                "Put it before the pipes that have to run in the loader's process",
+            )
+
+
+def _divided_again(graph: Graph) -> Iterator[Said]:
+    """Yield pipes that shard themselves, with another on their path that divides items too."""
+    cut = cut_or_nothing(graph)
+    for part in cut.parts:
+        dividers = dividers_of(part, cut.dispatch)
+        for pipe in filter(shards_itself, part.pipes):
+            above = graph.upstream([pipe])
+            for divider in dividers:
+                if id(pipe) in graph.upstream([divider]) or id(divider) in above:
+                    yield divided_twice(pipe, stage_name(divider))
+            if id(cut.dispatch) in above:
+                yield divided_twice(pipe, stage_name(cut.dispatch))
+
+
+def _other_keys(graph: Graph) -> Iterator[Said]:
+    """Yield samplers that draw other keys in each worker, where a filter divides their items."""
+    cut = cut_or_nothing(graph)
+    for part in cut.parts:
+        for divider in dividers_of(part, cut.dispatch):
+            for source in pipes_of(divider):
+                if isinstance(source, IterableWrapper) and draws_in_each_worker(source.iterable):
+                    yield (
+                        f"{source!r} draws other keys in each worker, so items would be lost and"
+                        " come twice",
+                        "put sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING) in"
+                        f" the place of {stage_name(divider)}, which runs the sampler once, for all"
+                        " workers",
+                    )
+
+
+def _out_of_order_in_workers(graph: Graph) -> Iterator[Said]:
+    cut = cut_or_nothing(graph)
+    for part in cut.parts:
+        yield from _out_of_order(
+            part.pipes, part.inlets, SHARDING_PRIORITIES.MULTIPROCESSING, "workers"
+        )
+
+
+def _out_of_order_on_ranks(graph: Graph) -> Iterator[Said]:
+    yield from _out_of_order(graph.pipes, (), SHARDING_PRIORITIES.DISTRIBUTED, "ranks")
+
+
+def _out_of_order(
+    pipes: Iterable[Any], inlets: Sequence[Any], group: int, whom: str
+) -> Iterator[Said]:
+    """Yield pipes because of which several of ``whom`` could not divide the same items.
+
+    Items that came from inlets are divided already.
+    """
+    for division in pipes:
+        if not (takes_turns(division) and acts_for(division, group)):
+            continue
+        above = breadth_first(division)
+        is_divided = any(each is inlet for each in above for inlet in inlets)
+        for pipe in [] if is_divided or any(map(stands_in, above)) else above:
+            if is_without_order(pipe) or goes_by_clock(pipe):
+                yield (
+                    f"each of the {whom} would have the items in another order where"
+                    f" {stage_name(division)} divides them, and some would be lost: what"
+                    f" {stage_name(pipe)} yields is in no certain order",
+                    "Put the sharding pipe before it, or give it an order (ordered=True, no"
+                    " max_wait)",
+                )
+
+
+def _ready_in_other_orders(graph: Graph) -> Iterator[Said]:
+    for pipe in filter(is_without_order, graph.pipes):
+        yield (
+            f"{stage_name(pipe)} yields items as they are ready, so ranks that should load the same"
+            " items would have them in different orders",
+            "make it ordered, or divide the items among all ranks",
+        )
+
+
+def _fed(graph: Graph) -> Iterator[Said]:
+    for pipe in filter(lives_with_loader, graph.pipes):
+        yield (
+            f"RayReadingService cannot run {stage_name(pipe)}: a feed's requests are answered by"
+            " processes of the same machine",
+            "use MultiProcessingReadingService",
+        )
+
+
+# For a state, and for a restart ---------------------------------------------------------
+
+
+def _never_again(graph: Graph) -> Iterator[Said]:
+    for pipe in graph.pipes:
+        if lives_with_loader(pipe):
+            yield (
+                f"{stage_name(pipe)} serves live requests; there is no place to resume from",
+                "Begin anew, without a state",
+            )
+        elif goes_by_clock(pipe):
+            yield (
+                f"{stage_name(pipe)} depends on time, so its items would not be the same again",
+                "leave it out, or what makes it so (of a batch: max_wait)",
+            )
+
+
+def _without_a_place(graph: Graph) -> Iterator[Said]:
+    """Yield why no cursors of a graph's pipes say where it is."""
+    for pipe in read_without_fork(graph):
+        yield (
+            f"{stage_name(pipe)} is read several times, each in a pass of its own, so no single"
+            " place in it says how far the graph is",
+            "read it through fork()",
+        )
+    for pipe in graph.pipes:
+        # A map pipe is looked up and has no place.
+        streams = [stage_name(edge) for edge in graph.sources(pipe) if is_iter_pipe(edge)]
+        if streams and has_own_state(pipe):
+            yield (
+                f"{stage_name(pipe)} has load_state_dict and reads {', '.join(streams)}, which"
+                " would begin again at its first item",
+                "Leave out state_dict and load_state_dict, so that it is run again up to its place;"
+                " or give the class edges = (), if its state includes that of what it reads",
+            )
+
+
+def _dealt_without_order(graph: Graph) -> Iterator[Said]:
+    """Yield why a new dispatching process could not repeat the order of one that died."""
+    cut = cut_or_nothing(graph)
+    for pipe in pipes_of(cut.dispatch) if cut.is_dealt else ():
+        if is_without_order(pipe):
+            yield (
+                f"{stage_name(pipe)} yields results as they come, in the dispatching process, which"
+                " cannot dispatch them in that order again",
+                "pass ordered=True, or let it follow sharding_round_robin_dispatch",
+            )
+
+
+def _without_a_place_in_workers(graph: Graph) -> Iterator[Said]:
+    """Yield why no process could resume where one that died was."""
+    cut = cut_or_nothing(graph)
+    for part in cut.parts:
+        yield from _without_a_place(Graph(part.end))
