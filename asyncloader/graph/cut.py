@@ -19,7 +19,7 @@ from operator import or_
 from typing import Any, Literal
 
 from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.edges import all_readers, reads_twice
+from asyncloader.datapipes.edges import reads_twice
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
@@ -215,7 +215,7 @@ def read_again(end: Any, comes_once: Any) -> Any | None:
     (cycle(2), None)
     """
     graph = Graph.of(end)
-    following = all_readers(comes_once, graph.readers)
+    following = graph.downstream(comes_once)
     read = (pipe for pipe in graph.pipes if id(pipe) in following)
     return next((pipe for pipe in read if is_read_again(pipe, graph)), None)
 

@@ -46,12 +46,13 @@ def outline_of(datapipe: Any, labels: Labels = ()) -> Outline:
 
 def placed_outline_of(datapipe: Any, workers: int) -> Outline:
     """Return the outline of a graph that runs in so many workers, with what runs where."""
+    graph = Graph.of(datapipe)
     if not workers:
-        return outline_of(datapipe, [(pipe, "loader") for pipe in Graph(datapipe).pipes])
+        return outline_of(graph, [(pipe, "loader") for pipe in graph.pipes])
     try:
-        return outline_of(datapipe, cut_graph(datapipe).places)
+        return outline_of(graph, cut_graph(graph).places)
     except Exception:  # noqa: BLE001 - it cannot be divided, which the loader's start will say
-        return outline_of(datapipe)
+        return outline_of(graph)
 
 
 def _safe_name(pipe: Any) -> str:

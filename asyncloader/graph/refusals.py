@@ -18,7 +18,7 @@ from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.caching.memory_caching import InMemoryCacheHolder
 from asyncloader.datapipes.call import itself
 from asyncloader.datapipes.combining import Together
-from asyncloader.datapipes.edges import all_readers, drawn_above, pipes_from, read_apart
+from asyncloader.datapipes.edges import drawn_above, pipes_from, read_apart
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.random_splitting import RandomSplit
@@ -320,7 +320,7 @@ def branches_left_behind(end: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
         inside = [branch for branch in branches if id(branch) in above]
         outside = [branch for branch in branches if id(branch) not in above]
         for branch, left in product(inside, outside):
-            own, others = all_readers(branch, graph.readers), all_readers(left, graph.readers)
+            own, others = graph.downstream(branch), graph.downstream(left)
             apart = read_apart(own, others)
             if apart is not None:
                 yield left, again, branch, next(filter(reads_ahead, apart), None)
@@ -349,7 +349,7 @@ def _drawn_for_several(graph: Graph) -> Iterator[Said]:
 def _made_for_each_reader(pipe: Any, graph: Graph) -> list[Any]:
     """Return the pipes of which each reader of a pipe has passes of its own, at the same time."""
     readers = graph.readers(pipe)
-    ways = [all_readers(reader, graph.readers) for reader in readers]
+    ways = [graph.downstream(reader) for reader in readers]
     apart = [read_apart(one, other) for one, other in combinations(ways, 2)]
     if all(each is None for each in apart) and not any(
         read_at_once(each, pipe) for each in readers

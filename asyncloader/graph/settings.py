@@ -222,7 +222,7 @@ def shared_and_own(datapipe: Any) -> tuple[list[Any], list[Any]]:
 class SharedPipes:
     """The pipes of a whole graph that take shared seeds, remembered while it is cut."""
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, whole: Graph) -> None:
         self.pipes, _ = shared_and_own(whole)
         self._drawn: tuple[int, ...] = ()
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
-from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.edges import all_readers, edges_of
 from asyncloader.datapipes.naming import kind_name, stage_name
 
 T = TypeVar("T")
@@ -147,6 +147,10 @@ class Graph:
                 reached.add(id(pipe))
                 waiting.extend(self.sources(pipe))
         return reached
+
+    def downstream(self, pipe: Any) -> dict[int, Any]:
+        """Return a pipe and all that read it, however far, by their ids, the nearest first."""
+        return all_readers(pipe, self.readers)
 
     def sources_first(self) -> list[Any]:
         """Return every pipe after all that it reads from; ValueError where they form a circle."""

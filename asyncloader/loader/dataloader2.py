@@ -122,7 +122,8 @@ class DataLoader2(Generic[T_co]):
         #: The adapted graph; if none was given, None until ``load_state_dict`` brings it.
         self.datapipe: Any = None
         # The graph as it is drawn, and the graph and the number of workers that it was made of.
-        self._outlined: tuple[Any, int, Outline] = (None, 0, NO_GRAPH)
+        self._outlined: tuple[Graph | None, int, Outline] = (None, 0, NO_GRAPH)
+        self._graph: Graph | None = None
         self._engine = Engine(Lifecycle(self.reading_service))
         self._loaded: dict[str, Any] | None = None
         self._state_has_graph = True
@@ -437,7 +438,7 @@ class DataLoader2(Generic[T_co]):
         """
         adjustable = self.reading_service.adjustable()
         return stats_of(
-            self.datapipe,
+            () if self._graph is None else self._graph.pipes,
             self._engine.watching,
             self.reading_service.worker_stats(),
             self._outline(),
@@ -503,17 +504,17 @@ class DataLoader2(Generic[T_co]):
         return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
 
     def _outline(self) -> Outline:
-        datapipe, workers = self.datapipe, self.reading_service.worker_count()
+        graph, workers = self._graph, self.reading_service.worker_count()
         known, of_workers, outline = self._outlined
-        if datapipe is not known or workers != of_workers:
-            outline = NO_GRAPH if datapipe is None else placed_outline_of(datapipe, workers)
-            self._outlined = datapipe, workers, outline
+        if graph is not known or workers != of_workers:
+            outline = NO_GRAPH if graph is None else placed_outline_of(graph, workers)
+            self._outlined = graph, workers, outline
         return outline
 
     def _use_graph(self, datapipe: Any) -> None:
         self.datapipe = datapipe
         # The user's own pipes stay as they are.
-        graph = Graph(copy_graph(datapipe))
+        self._graph = graph = Graph(copy_graph(datapipe))
         set_numbers(graph.pipes)
         self._states = LoaderStates(graph)
         self._engine.lifecycle.use_graph(Graph(as_run(copy_graph(graph.end))))

@@ -16,7 +16,6 @@ from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.watch.watching import UNCOUNTED, Tally, Watching
 from asyncloader.graph.outline import NO_GRAPH, Outline
-from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.stage_stats import (
     DISPATCHER,
     LOADER,
@@ -132,7 +131,7 @@ class LoaderStats:
 
 
 def stats_of(
-    datapipe: Any,
+    pipes: Sequence[Any],
     watching: Watching,
     workers: Sequence[WorkerStats],
     outline: Outline,
@@ -143,7 +142,7 @@ def stats_of(
     earlier: tuple[float, float] = (0.0, 0.0),
     choices: tuple[str, ...] = (),
 ) -> LoaderStats:
-    """Return how the loader of a graph is doing.
+    """Return how the loader of a graph with these pipes is doing.
 
     ``earlier`` is how long the consumer waited, and was away, before what is watched now.
     """
@@ -156,7 +155,6 @@ def stats_of(
         found += [(tally, where, total) for tally in _merged(worker.pipes for worker in those)]
     # Sources first. A pipe that a service added has a name in place of a number, and comes last.
     found.sort(key=lambda each: -each[0].pipe if isinstance(each[0].pipe, int) else 1)
-    pipes = [] if datapipe is None else breadth_first(datapipe)
     return LoaderStats(
         epochs=epochs,
         items=items,

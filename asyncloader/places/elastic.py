@@ -25,7 +25,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.edges import all_readers, edges_of
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import is_replayed, keeps_positions
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
@@ -75,7 +75,7 @@ def _refitted(graph: Graph, cursors: Cursors, taken_with: int, run_with: int) ->
         f" {_workers(run_with)}"
     )
     for part in cut_graph(graph).parts:
-        below = set(map(_number, all_readers(part.end, graph.readers).values()))
+        below = set(map(_number, graph.downstream(part.end).values()))
         of_part = partial(
             _fitted_of_part,
             part=part,

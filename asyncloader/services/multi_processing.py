@@ -237,8 +237,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if workers == 0:
             return await self._started_here(datapipe)
         _check_is_here(datapipe)
-        await in_thread(self._check, Graph(datapipe), workers)
-        division = await in_thread(divide, datapipe, workers)
+        graph = Graph(datapipe)
+        await in_thread(self._check, graph, workers)
+        division = await in_thread(divide, graph, workers)
         if not division.outlets:
             return RunningGraph(datapipe)
         if workers > 1:
@@ -334,7 +335,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         graph, length = self._measured
         if graph is datapipe:
             return length
-        length = len(divide(copy_graph(datapipe), workers).root)
+        length = len(divide(Graph(copy_graph(datapipe)), workers).root)
         if self._pool is not None:
             # The workers' graph does not change any more, and every list() asks again.
             self._measured = (datapipe, length)
@@ -681,14 +682,14 @@ class Division:
         return {number_of(pipe): seed for pipe, seed in seeds if id(pipe) in self.read_once}
 
 
-def divide(datapipe: Any, num_workers: int) -> Division:
-    """Take the parts for workers out of the graph, which is changed in place."""
-    shared = SharedPipes(datapipe)
-    cut = cut_graph(datapipe)
+def divide(graph: Graph, num_workers: int) -> Division:
+    """Take the parts for workers out of the graph, whose pipes are changed in place."""
+    shared = SharedPipes(graph)
+    cut = cut_graph(graph)
     if num_workers > 1:
         _note_dividers(cut)
     dispatch = cut.dispatch if cut.is_dealt else None
-    root, outlets, ends = datapipe, [], []
+    root, outlets, ends = graph.end, [], []
     droppers: tuple[str, ...] = ()
     for part in cut.parts:
         droppers += tuple(stage_name(pipe) for pipe in part.pipes if may_drop(pipe))

@@ -19,7 +19,7 @@ from asyncloader.datapipes.splitting import Branch
 from asyncloader.datapipes.traits import is_ours, is_without_order, makes_again, stands_in
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import PartSeeds, seed_newcomers, tell_epoch
-from asyncloader.graph.walk import breadth_first, pipes_of
+from asyncloader.graph.walk import Graph, pipes_of
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import dumps_code, loads_code
 from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
@@ -47,15 +47,11 @@ def _makes_again(pipe: Any) -> bool:
     return makes_again(pipe) or (is_iter_pipe(pipe) and needs_replay(pipe))
 
 
-def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, Branches, bool]]:
+def _readings(pipes: Sequence[Any]) -> Iterator[tuple[FromDispatcher, Branches, bool]]:
     """Yield each pipe of dealt items, the branches that read it, and whether it is replayed."""
     for inlet in pipes:
         if type(inlet) is FromDispatcher:
-            readers = [
-                pipe
-                for pipe in pipes
-                if pipe is not inlet and any(each is inlet for each in breadth_first(pipe))
-            ]
+            _, *readers = Graph(pipes[0]).downstream(inlet).values()
             branches: Branches = {}
             for pipe in readers:
                 if isinstance(pipe, Branch):

@@ -25,7 +25,7 @@ from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.traits import is_filter_of_shards
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import PartSeeds, apply_sharding
-from asyncloader.graph.walk import breadth_first, pipes_of
+from asyncloader.graph.walk import Graph, breadth_first, pipes_of
 from asyncloader.places.random_states import RandomStates, SharedGenerators
 from asyncloader.runtime import LoopThread
 from asyncloader.seeds import SeedGenerator
@@ -338,12 +338,13 @@ def shard_for_worker(end: Any, info: WorkerInfo) -> None:
 
     Filters after dealt items keep everything, because dealing has divided them already.
     """
-    pipes = breadth_first(end)
-    dealt = [pipe for pipe in pipes if isinstance(pipe, FromDispatcher)]
+    graph = Graph(end)
+    dealt = [pipe for pipe in graph.pipes if isinstance(pipe, FromDispatcher)]
     group = SHARDING_PRIORITIES.MULTIPROCESSING
     if not dealt:
         apply_sharding(end, info.num_workers, info.worker_id, group)
         return
-    for pipe in pipes:
-        if is_filter_of_shards(pipe) and not any(d in breadth_first(pipe) for d in dealt):
+    after = {key for inlet in dealt for key in graph.downstream(inlet)}
+    for pipe in graph.pipes:
+        if is_filter_of_shards(pipe) and id(pipe) not in after:
             apply_sharding(pipe, info.num_workers, info.worker_id, group)

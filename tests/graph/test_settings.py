@@ -26,6 +26,7 @@ from asyncloader.graph import (
     traverse_dps,
 )
 from asyncloader.graph.settings import PartSeeds, SharedPipes
+from asyncloader.graph.walk import Graph
 from asyncloader.seeds import SeedGenerator
 
 DISTRIBUTED, MULTIPROCESSING = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
@@ -250,7 +251,7 @@ def sent(*things: Any) -> Any:
 def test_the_parts_of_a_cut_graph_are_seeded_as_the_whole_would_be() -> None:
     end, dispatch = a_graph()
     whole = set_graph_random_seed(copy_graph(end), SeedGenerator(5).spawn(0))
-    shared = SharedPipes(end)
+    shared = SharedPipes(Graph(end))
     replace_dp(traverse_dps(end), dispatch, IterableWrapper([]))
 
     seeds = shared.draw(SeedGenerator(5))
@@ -266,7 +267,7 @@ def test_the_parts_of_a_cut_graph_are_seeded_as_the_whole_would_be() -> None:
 
 def test_every_epoch_gives_new_seeds_to_the_same_pipes() -> None:
     end, _ = a_graph()
-    shared, generator = SharedPipes(end), SeedGenerator(5)
+    shared, generator = SharedPipes(Graph(end)), SeedGenerator(5)
     there, places = sent(end, shared.places_in(end))
     seeds = PartSeeds(there, places)
     epochs = [shared.draw(generator), shared.draw(generator)]
@@ -279,7 +280,7 @@ def test_every_epoch_gives_new_seeds_to_the_same_pipes() -> None:
 
 def test_a_pipe_that_was_added_later_above_the_sharding_agrees_among_workers() -> None:
     end, _ = a_graph()
-    shared = SharedPipes(end)
+    shared = SharedPipes(Graph(end))
     given = []
     for worker in range(2):
         there, places = sent(end, shared.places_in(end))
@@ -297,6 +298,6 @@ def test_a_pipe_that_was_added_later_above_the_sharding_agrees_among_workers() -
 
 def test_seeds_are_bound_to_the_graph_they_were_noted_for() -> None:
     end, dispatch = a_graph()
-    places = SharedPipes(end).places_in(dispatch)
+    places = SharedPipes(Graph(end)).places_in(dispatch)
     with pytest.raises(ValueError, match="5 pipes that take a seed, not 2"):
         PartSeeds(end, places)

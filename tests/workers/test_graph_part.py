@@ -8,12 +8,13 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.graph.settings import PartSeeds, SharedPipes
+from asyncloader.graph.walk import Graph
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.graph_part import GraphPart
 
 
 def part_of(pipe: Any) -> GraphPart:
-    return GraphPart(pipe, PartSeeds(pipe, SharedPipes(pipe).places_in(pipe)))
+    return GraphPart(pipe, PartSeeds(pipe, SharedPipes(Graph(pipe)).places_in(pipe)))
 
 
 def order_of(part: GraphPart, seed: int) -> list[int]:

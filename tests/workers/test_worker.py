@@ -16,6 +16,7 @@ import torch
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import PipelineError
 from asyncloader.graph.settings import SharedPipes
+from asyncloader.graph.walk import Graph
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import unchanged
 from asyncloader.transport.arena import ArenaView
@@ -71,7 +72,7 @@ class Loader:
 
     def set_up(self, *ends: Any, init_fn: Any = None, arena_bytes: int = 16 << 20) -> Any:
         self.streams = len(ends)
-        places = tuple(SharedPipes(end).places_in(end) for end in ends)
+        places = tuple(SharedPipes(Graph(end)).places_in(end) for end in ends)
         plan = dumps_code(WorkerPlan(ends, places, init_fn))
         self.say(Setup(WorkerInfo(2, 1), plan, arena_bytes))
         return self.hear()
