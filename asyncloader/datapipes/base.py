@@ -19,12 +19,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from asyncloader.datapipes.bridge import from_loop
-from asyncloader.datapipes.cursor_forms import Form, no_cursor, of_a_pass
+from asyncloader.datapipes.cursor_forms import MOST, Form, no_cursor, of_a_pass
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.run import Pass, Run, RunTree, Stride, tree_of
 from asyncloader.datapipes.torchdata_names import RENAMED, advice_for
-from asyncloader.datapipes.traits import has_passes, is_of_package, torch_methods, torch_pipes
+from asyncloader.datapipes.traits import (
+    has_passes,
+    is_of_package,
+    is_ours,
+    torch_methods,
+    torch_pipes,
+)
 from asyncloader.main_script import MAIN, home_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -261,6 +267,10 @@ class DataPipe:
     def has_no_order(self) -> bool:
         """Whether the pipe yields items as they are ready, so that their order may differ."""
         return False
+
+    def most_items(self) -> int:
+        """Return a bound of how many items the pipe yields, if plain data say one; else MOST."""
+        return MOST
 
     def cursor_form(self) -> Form:
         """Return the form of this pipe's cursors; a loaded state is checked against it.
@@ -504,6 +514,16 @@ def is_pipe(value: object) -> bool:
     if isinstance(value, IterDataPipe | MapDataPipe):
         return True
     return isinstance(value, (*torch_pipes("IterDataPipe"), *torch_pipes("MapDataPipe")))
+
+
+def most_items(pipe: Any) -> int:
+    """Return a bound of how many items a pipe yields, where one is known; otherwise MOST."""
+    return pipe.most_items() if is_ours(pipe) else MOST
+
+
+def most_of(data: Any) -> int:
+    """Return how many items plain data have; MOST for anything else."""
+    return len(data) if isinstance(data, list | tuple | range | dict | set | str | bytes) else MOST
 
 
 def _kind_of(cls: type) -> type[DataPipe]:

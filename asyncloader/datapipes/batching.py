@@ -23,18 +23,14 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_wait
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_items
 from asyncloader.datapipes.call import answer_of, plain_function
-from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.cursor_forms import MOST
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, close_items
 from asyncloader.datapipes.lookups import items_under
-from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, Stride
 from asyncloader.datapipes.run_place import cancelled, telling
 from asyncloader.datapipes.sources import (
-    IterableWrapper,
-    SequenceWrapper,
     iterable_source,
     keyed_source,
 )
@@ -192,6 +188,9 @@ class Batcher(IterDataPipe[list[T]]):
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         return TimedBatchPass(run) if self.goes_by_clock() else BatchPass(run)
 
+    def most_items(self) -> int:
+        return -(-most_items(self.source) // self.batch_size)
+
     def picks(self) -> bool:
         return picks(self.source)
 
@@ -263,23 +262,6 @@ class TimedBatchPass(Pass[Any]):
                 if len(batch) == pipe.batch_size or not pipe.drop_last:
                     yield pipe.batched(batch)
                 del batch
-
-
-def most_items(source: Any) -> int:
-    """Return a bound of a source's length if it wraps plain data; otherwise MOST."""
-    data: Any = None
-    if not is_ours(source):
-        return MOST
-    if isinstance(source, Batcher):
-        return -(-most_items(source.source) // source.batch_size)
-    if isinstance(source, OneToOne):
-        return most_items(source.source)
-    # A list that is not copied may grow.
-    if isinstance(source, IterableWrapper) and source.deepcopy:
-        data = source.iterable
-    elif isinstance(source, MapToIterConverter) and isinstance(source.source, SequenceWrapper):
-        data = source.source.sequence if source.indices is None else source.indices
-    return len(data) if isinstance(data, list | tuple | range | dict | set | str | bytes) else MOST
 
 
 def largest_batch(source: Any) -> int:

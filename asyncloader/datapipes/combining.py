@@ -16,8 +16,14 @@ from itertools import zip_longest
 from typing import Any, TypeVar, overload
 
 from asyncloader.datapipes.arguments import checked_mapping, checked_weight
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, is_pipe
-from asyncloader.datapipes.batching import index_within, most_items
+from asyncloader.datapipes.base import (
+    IterDataPipe,
+    MapDataPipe,
+    functional_datapipe,
+    is_pipe,
+    most_items,
+)
+from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.cursor_forms import (
     SEED,
     Form,

@@ -14,12 +14,13 @@ from itertools import chain, islice, repeat, starmap
 from typing import Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.arguments import checked_function, checked_indices
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_of
 from asyncloader.datapipes.call import answer_of, calling, checked_key_of, is_async, itself
+from asyncloader.datapipes.cursor_forms import MOST
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.run import Pass, Run, Stride, tree_of
-from asyncloader.datapipes.sources import iterable_source, keyed_source
+from asyncloader.datapipes.sources import SequenceWrapper, iterable_source, keyed_source
 
 T = TypeVar("T")
 
@@ -129,6 +130,11 @@ class MapToIterConverter(IterDataPipe[T]):
 
     def new_pass(self, run: Run[Any]) -> LookupPass[T]:
         return LookupPass(run, self._keys())
+
+    def most_items(self) -> int:
+        if not isinstance(self.source, SequenceWrapper):
+            return MOST
+        return most_of(self.source.sequence if self.indices is None else self.indices)
 
     def picks(self) -> bool:
         return True

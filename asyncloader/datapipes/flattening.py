@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.batching import Batcher, most_items
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe, most_items
+from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.call import calling, is_async, is_async_generator, itself
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.cursor_forms import (

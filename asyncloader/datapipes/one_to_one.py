@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.datapipes.base import most_items
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.traits import is_ours, picks
@@ -29,6 +30,10 @@ class OneToOne:
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         """Return a pass that begins at the first item."""
         return OneToOnePass(run)
+
+    def most_items(self) -> int:
+        """Return a bound of how many items there are: as many as the source has."""
+        return most_items(self.source)
 
     def picks(self) -> bool:
         """Whether single items can be made without those before them."""

@@ -27,8 +27,8 @@ from random import Random
 from typing import Any, TypeVar, overload
 
 from asyncloader.datapipes.arguments import checked_count, checked_indices
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
-from asyncloader.datapipes.batching import largest_batch, most_items
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_items
+from asyncloader.datapipes.batching import largest_batch
 from asyncloader.datapipes.converting import LookupPass
 from asyncloader.datapipes.cursor_forms import COUNT, SEED, Form, Rule, fields, whole
 from asyncloader.datapipes.cursor_history import CursorHistory

@@ -13,8 +13,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_pipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_pipe, most_of
 from asyncloader.datapipes.bridge import from_loop, from_thread
+from asyncloader.datapipes.cursor_forms import MOST
 from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, dropped, picked
 from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.naming import kind_name
@@ -167,6 +168,10 @@ class IterableWrapper(IterDataPipe[T]):
         return Unaware(
             "" if self._hides_worker else ". ".join(divided_twice(self, self.divided_by))
         )
+
+    def most_items(self) -> int:
+        # A list that is not copied may grow.
+        return most_of(self.iterable) if self.deepcopy else MOST
 
     def picks(self) -> bool:
         is_free = self._passes.are_free and isinstance(self.iterable, Iterable)
