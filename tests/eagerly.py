@@ -12,7 +12,7 @@ import gc
 import time
 from typing import Any
 
-from asyncloader.datapipes.watch import watching
+from asyncloader.datapipes.running.watch import watching
 
 
 class Letting:

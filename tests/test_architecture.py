@@ -25,7 +25,7 @@ LAYERS = [
     {"places"},
     {"graph"},
     {"datapipes", "transport"},
-    {"ranks"},
+    {"ranks", "arguments"},
     {"seeds", "runtime", "memory", "main_script", "worker_info", "tuning", "machine"},
     {"system"},
     {"errors", "deadline", "shield", "waiting", "safe_error_text"},
@@ -36,32 +36,20 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 #: A folder is one room.
 ROOMS = [
     {"map"},
-    {"iter", "torch_dataset"},
+    {"iter"},
     {"grouping"},
-    {"shuffling"},
-    {"web", "caching", "combining", "flattening", "repeating"},
-    {"files", "batching", "joining", "mapping", "packing", "splitting", "thread_calls"},
+    {"web", "caching", "combining", "repeating", "shuffling", "torch_dataset"},
     {
-        "async_calls",
-        "full_sync",
-        "moving",
-        "prefetching",
-        "random_splitting",
-        "sampling",
-        "selecting",
+        *("async_calls", "files", "flattening", "joining", "mapping", "packing", "prefetching"),
+        *("sampling", "selecting", "sharding", "splitting", "thread_calls"),
     },
-    {"sharding", "split_pass", "patterns", "replaying"},
-    {"ahead", "converting", "edges", "shared_sequence"},
-    {"sources"},
-    {"base", "columns", "one_to_one", "tolerance", "tracebacks"},
-    {"call", "run"},
-    {"bridge"},
-    {"orders"},
-    {"in_flight", "run_place"},
-    {"exchange", "unordered"},
-    {"arguments", "cursor_forms", "cursor_history", "devices", "watch"},
-    {"cursors", "envelope", "lookups", "naming", "randomness", "torchdata_names"},
-    {"traits"},
+    {
+        *("ahead", "batching", "converting", "full_sync", "moving", "patterns"),
+        *("random_splitting", "replaying", "split_pass"),
+    },
+    {"columns", "edges", "one_to_one", "shared_sequence", "sources", "tolerance", "tracebacks"},
+    {"base", "call", "orders"},
+    {"devices", "envelope", "lookups", "randomness", "running", "torchdata_names"},
 ]
 
 #: Heavy or risky modules, and the one file by which each may enter.
@@ -243,6 +231,7 @@ def test_a_room_of_pipes_imports_lower_rooms_only():
     level = {room: at for at, rooms in enumerate(ROOMS) for room in rooms}
     found = {file.room for file in FILES if file.part == "datapipes"} - {"__init__"}
     assert found == set(level), "these are the rooms that ROOMS has to name"
+    assert len(ROOMS) <= 9, "who reads a pipe goes down all floors: nine are many"
     offenders = [
         str(each)
         for each in all_imports()
@@ -267,6 +256,22 @@ def test_no_part_has_a_circle_of_imports(part):
         graphlib.TopologicalSorter(reads).prepare()
     except graphlib.CycleError as circle:
         agree([" imports ".join(circle.args[1])], f"the rooms of {part} import one another:")
+
+
+def test_what_pipes_stand_on_has_no_circle_of_imports():
+    folder = "asyncloader.datapipes.running."
+    reads: dict[str, set[str]] = {}
+    for each in all_imports():
+        if each.file.name.startswith("datapipes/running/") and each.module.startswith(folder):
+            inside = each.module.removeprefix(folder).split(".")[0]
+            own = each.file.path.relative_to(PACKAGE / "datapipes/running").parts[0]
+            reads.setdefault(own.removesuffix(".py"), set()).add(inside)
+    for own, others in reads.items():
+        others.discard(own)
+    try:
+        graphlib.TopologicalSorter(reads).prepare()
+    except graphlib.CycleError as circle:
+        agree([" imports ".join(circle.args[1])], "these files import one another:")
 
 
 def test_what_starts_and_watches_processes_knows_nothing_of_workers():
@@ -392,7 +397,7 @@ def test_a_heavy_module_is_imported_where_it_is_used(module):
 # Traits ---------------------------------------------------------------------------------
 
 #: The file that asks what a pipe is, of which only the class is known.
-TRAITS = "datapipes/traits.py"
+TRAITS = "datapipes/running/traits.py"
 
 #: How pipes are called where they are looked at.
 PIPES = {

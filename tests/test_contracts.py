@@ -22,10 +22,10 @@ import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.base import is_map_pipe
-from asyncloader.datapipes.cursor_forms import form_of_pipe, no_cursor, of_a_pass
+from asyncloader.datapipes.running.cursor_forms import form_of_pipe, no_cursor, of_a_pass
+from asyncloader.datapipes.running.traits import is_sharding
+from asyncloader.datapipes.running.unordered import settled
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.traits import is_sharding
-from asyncloader.datapipes.unordered import settled
 from asyncloader.errors import SnapshotError
 from asyncloader.graph import breadth_first, copy_graph
 from tests.datapipes.resuming import cursors_along

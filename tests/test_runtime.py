@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from asyncloader import runtime
-from asyncloader.datapipes.watch.watching import Sampler
+from asyncloader.datapipes.running.watch.watching import Sampler
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import LoopThread, begin_closing, in_thread
 from tests.descriptors import only_free

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, is_iter_pipe, is_pipe
-from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.traits import hands_over
+from asyncloader.datapipes.running.traits import hands_over
 from asyncloader.graph.edit import replaced
 
 #: What is accepted as an adapter: a function from graph to graph.

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended, end_on_host
-from asyncloader.datapipes.arguments import checked_count, checked_mapping, checked_seconds
+from asyncloader.arguments import checked_count, checked_mapping, checked_seconds
 from asyncloader.datapipes.base import is_map_pipe
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import (
     has_name,
     is_fullsync,
     is_pinned,

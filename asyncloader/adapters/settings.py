@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from asyncloader.adapters.base import Adapter
-from asyncloader.datapipes.traits import can
+from asyncloader.datapipes.running.traits import can
 from asyncloader.graph.settings import apply_shuffle_settings
 from asyncloader.graph.walk import breadth_first
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 from asyncloader.adapters.base import Adapter, appended
 from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import (
     does_same_to_each,
     is_batch,
     is_dispatch,

@@ -19,12 +19,12 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items
-from asyncloader.datapipes.run import Pass, Run
-from asyncloader.datapipes.run_place import GRACE_SECONDS, telling
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items
+from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run_place import GRACE_SECONDS, telling
+from asyncloader.datapipes.running.unordered import positions_for
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
-from asyncloader.datapipes.unordered import positions_for
 from asyncloader.deadline import time_left
 from asyncloader.runtime import begin_task
 from asyncloader.tuning import Bounds, Tuning, Window

@@ -22,6 +22,13 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
+from asyncloader.arguments import (
+    checked_auto,
+    checked_count,
+    checked_function,
+    checked_seconds,
+    function_name,
+)
 from asyncloader.datapipes.ahead import (
     AheadPass,
     Concurrency,
@@ -29,25 +36,18 @@ from asyncloader.datapipes.ahead import (
     calls_in_order,
     nothing_ahead,
 )
-from asyncloader.datapipes.arguments import (
-    checked_auto,
-    checked_count,
-    checked_function,
-    checked_seconds,
-)
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.bridge import taken_at
 from asyncloader.datapipes.call import blame, is_async, itself, watched_async
 from asyncloader.datapipes.columns import change_async, checked_columns
-from asyncloader.datapipes.cursor_forms import Form
-from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
-from asyncloader.datapipes.exchange import GROUP_ITEMS
-from asyncloader.datapipes.naming import function_name
-from asyncloader.datapipes.run import Pass, Run, RunTree
-from asyncloader.datapipes.run_place import Home, cancelled
+from asyncloader.datapipes.running.bridge import taken_at
+from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
+from asyncloader.datapipes.running.exchange import GROUP_ITEMS
+from asyncloader.datapipes.running.run import Pass, Run, RunTree
+from asyncloader.datapipes.running.run_place import Home, cancelled
+from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, form_ahead
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, Tolerance, failure_of
-from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
 from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
 from asyncloader.safe_error_text import note, repr_of
 from asyncloader.tuning import AUTO, Bounds

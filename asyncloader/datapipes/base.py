@@ -18,19 +18,19 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
-from asyncloader.datapipes.bridge import from_loop
-from asyncloader.datapipes.cursor_forms import MOST, Form, no_cursor, of_a_pass
-from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.run import Pass, Run, RunTree, Stride, tree_of
-from asyncloader.datapipes.torchdata_names import RENAMED, advice_for
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.bridge import from_loop
+from asyncloader.datapipes.running.cursor_forms import MOST, Form, no_cursor, of_a_pass
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Pass, Run, RunTree, Stride, tree_of
+from asyncloader.datapipes.running.traits import (
     has_passes,
     is_of_package,
     is_ours,
     torch_methods,
     torch_pipes,
 )
+from asyncloader.datapipes.torchdata_names import RENAMED, advice_for
 from asyncloader.main_script import MAIN, home_of
 
 T_co = TypeVar("T_co", covariant=True)

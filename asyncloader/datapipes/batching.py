@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_wait
+from asyncloader.arguments import checked_count, checked_wait
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_items
 from asyncloader.datapipes.call import answer_of, plain_function
-from asyncloader.datapipes.cursor_forms import MOST
-from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, close_items
 from asyncloader.datapipes.lookups import items_under
-from asyncloader.datapipes.run import Pass, Run, Stride
-from asyncloader.datapipes.run_place import cancelled, telling
+from asyncloader.datapipes.running.cursor_forms import MOST
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, close_items
+from asyncloader.datapipes.running.run import Pass, Run, Stride
+from asyncloader.datapipes.running.run_place import cancelled, telling
+from asyncloader.datapipes.running.traits import can_share, is_ours, picks
 from asyncloader.datapipes.sources import (
     iterable_source,
     keyed_source,
 )
-from asyncloader.datapipes.traits import can_share, is_ours, picks
 from asyncloader.runtime import begin_task
 from asyncloader.waiting import LoopWaiter
 

@@ -20,10 +20,10 @@ from time import perf_counter, thread_time
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import checked_function
-from asyncloader.datapipes.bridge import loop_calls
-from asyncloader.datapipes.naming import function_name, stage_name
-from asyncloader.datapipes.run_place import PLACE
+from asyncloader.arguments import checked_function, function_name
+from asyncloader.datapipes.running.bridge import loop_calls
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run_place import PLACE
 from asyncloader.runtime import is_being_cancelled, start_thread
 from asyncloader.safe_error_text import note
 from asyncloader.system import in_forked_child

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any
 
-from asyncloader.datapipes.arguments import check_takes, checked_function
+from asyncloader.arguments import check_takes, checked_function
 from asyncloader.datapipes.call import is_async
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar, overload
 
-from asyncloader.datapipes.arguments import checked_mapping, checked_weight
+from asyncloader.arguments import checked_mapping, checked_weight, kind_name
 from asyncloader.datapipes.base import (
     IterDataPipe,
     MapDataPipe,
@@ -24,7 +24,10 @@ from asyncloader.datapipes.base import (
     most_items,
 )
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.cursor_forms import (
+from asyncloader.datapipes.edges import beginning, resume_one
+from asyncloader.datapipes.randomness import Seeded, fractions
+from asyncloader.datapipes.replaying import put_unordered_cursors
+from asyncloader.datapipes.running.cursor_forms import (
     SEED,
     Form,
     Rule,
@@ -35,16 +38,12 @@ from asyncloader.datapipes.cursor_forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.edges import beginning, resume_one
-from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.randomness import Seeded, fractions
-from asyncloader.datapipes.replaying import put_unordered_cursors
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import OutlastingPass
-from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.seeds import checked_seed
 
 T = TypeVar("T")

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, repeat, starmap
 from typing import Any, ClassVar, TypeVar
 
-from asyncloader.datapipes.arguments import checked_function, checked_indices
+from asyncloader.arguments import checked_function, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_of
 from asyncloader.datapipes.call import answer_of, calling, checked_key_of, is_async, itself
-from asyncloader.datapipes.cursor_forms import MOST
-from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.lookups import answers_many, items_under
-from asyncloader.datapipes.run import Pass, Run, Stride, tree_of
+from asyncloader.datapipes.running.cursor_forms import MOST
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.run import Pass, Run, Stride, tree_of
 from asyncloader.datapipes.sources import SequenceWrapper, iterable_source, keyed_source
 
 T = TypeVar("T")

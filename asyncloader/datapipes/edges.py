@@ -14,10 +14,10 @@ from types import FunctionType, NoneType
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
-from asyncloader.datapipes.cursors import Cursors, cursors_of
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.run import Run
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.cursors import Cursors, cursors_of
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.traits import (
     attributes,
     draws,
     is_splitter,

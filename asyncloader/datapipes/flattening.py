@@ -14,24 +14,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe, most_items
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.call import calling, is_async, is_async_generator, itself
 from asyncloader.datapipes.columns import reading
-from asyncloader.datapipes.cursor_forms import (
-    COUNT,
-    SEED,
-    Form,
-    Rule,
-    counts,
-    fields,
-    is_ascending,
-    list_of,
-    row,
-    whole,
-)
-from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.patterns import (
     END,
     Expander,
@@ -44,7 +31,20 @@ from asyncloader.datapipes.patterns import (
     users_parts,
 )
 from asyncloader.datapipes.randomness import Shuffling, fractions
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursor_forms import (
+    COUNT,
+    SEED,
+    Form,
+    Rule,
+    counts,
+    fields,
+    is_ascending,
+    list_of,
+    row,
+    whole,
+)
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError, Tolerance
 

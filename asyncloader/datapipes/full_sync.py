@@ -22,16 +22,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any, Generic, Literal, TypeVar
 
-from asyncloader.datapipes.arguments import checked_seconds
+from asyncloader.arguments import checked_seconds
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, groups_of
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run
-from asyncloader.datapipes.run_place import cancelled, telling
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, groups_of
+from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run_place import cancelled, telling
+from asyncloader.datapipes.running.traits import is_async_pipe
+from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.traits import is_async_pipe
-from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.errors import RankError, SnapshotError
 from asyncloader.ranks import (
     Flags,

@@ -14,17 +14,24 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.call import answer_of, calling, is_async, key_of
-from asyncloader.datapipes.cursor_forms import Form, Rule, ascending, at_most, counts, fields
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import add_cursors, begin_with, closing_items
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursor_forms import (
+    Form,
+    Rule,
+    ascending,
+    at_most,
+    counts,
+    fields,
+)
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import iterable_source
 

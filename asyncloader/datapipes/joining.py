@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, blame, calling, is_async, key_of
-from asyncloader.datapipes.cursor_forms import MOST_HELD, Form, counts, fields
-from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.edges import part_of, resume_one
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import (
@@ -27,7 +25,9 @@ from asyncloader.datapipes.patterns import (
     runs_form,
     runs_of,
 )
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursor_forms import MOST_HELD, Form, counts, fields
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 

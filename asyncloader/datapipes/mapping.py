@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import (
+from asyncloader.arguments import (
     checked_count,
     checked_function,
     checked_integer,
@@ -27,7 +27,7 @@ from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.patterns import Applier
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.tolerance import OnError
 

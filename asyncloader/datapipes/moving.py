@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count
+from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of
-from asyncloader.datapipes.cursors import close_items
 from asyncloader.datapipes.devices import Copy, Device, Event, open_device
-from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
-from asyncloader.datapipes.run import Run
-from asyncloader.datapipes.run_place import ended_threads, present_waiter
+from asyncloader.datapipes.running.cursors import close_items
+from asyncloader.datapipes.running.naming import brief_name
+from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run_place import ended_threads, present_waiter
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.runtime import start_thread
 from asyncloader.waiting import ThreadWaiter

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.base import most_items
-from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.run import Pass, Run
-from asyncloader.datapipes.traits import is_ours, picks
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.traits import is_ours, picks
 
 
 class OneToOne:

@@ -23,8 +23,8 @@ from itertools import chain, islice, repeat
 from time import perf_counter
 from typing import Any
 
-from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.run_place import at_consumer
+from asyncloader.arguments import kind_name
+from asyncloader.datapipes.running.run_place import at_consumer
 from asyncloader.seeds import SeedStream
 from asyncloader.system import in_forked_child
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, is_async
-from asyncloader.datapipes.cursor_forms import (
+from asyncloader.datapipes.patterns import Held, Rereader, add_cursors, closing_items
+from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Form,
     Rule,
@@ -23,9 +24,8 @@ from asyncloader.datapipes.cursor_forms import (
     list_of,
     row,
 )
-from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.patterns import Held, Rereader, add_cursors, closing_items
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import SnapshotError
 

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.call import blame, calling, unawaited
-from asyncloader.datapipes.cursor_forms import (
+from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
+from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Form,
     FormOf,
@@ -28,14 +29,13 @@ from asyncloader.datapipes.cursor_forms import (
     sieve,
     truth,
 )
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.traits import picks
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
-from asyncloader.datapipes.traits import picks
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")

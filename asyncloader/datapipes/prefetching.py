@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar
 
+from asyncloader.arguments import checked_count
 from asyncloader.datapipes.ahead import RunningAhead
-from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, plain_function
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.devices import pinned_part, with_parts_changed
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
 
 T = TypeVar("T")

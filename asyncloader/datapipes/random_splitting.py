@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Self, TypeVar, overload
 
-from asyncloader.datapipes.arguments import checked_count, checked_mapping, checked_weight
+from asyncloader.arguments import checked_count, checked_mapping, checked_weight
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.cursor_forms import (
+from asyncloader.datapipes.edges import drawn_above
+from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Form,
     at_most,
@@ -27,10 +28,9 @@ from asyncloader.datapipes.cursor_forms import (
     quantity,
     whole,
 )
-from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.edges import drawn_above
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.run import Pass, Run, own_tree_of
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Pass, Run, own_tree_of
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import IteratorInvalidated
 

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count
+from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.cursor_forms import (
+from asyncloader.datapipes.edges import edges_of, pipes_from
+from asyncloader.datapipes.randomness import Seeded
+from asyncloader.datapipes.replaying import begin_unordered, put_unordered_cursors
+from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     MOST,
     SEED,
@@ -26,12 +29,9 @@ from asyncloader.datapipes.cursor_forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.edges import edges_of, pipes_from
-from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.replaying import begin_unordered, put_unordered_cursors
-from asyncloader.datapipes.run import Pass, Run, RunTree
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
+from asyncloader.datapipes.running.run import Pass, Run, RunTree
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import Branch, OutlastingPass
 

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import (
+from asyncloader.datapipes.edges import pipes_from
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
     cursor_of,
@@ -20,11 +22,9 @@ from asyncloader.datapipes.cursors import (
     number_of,
     put_cursor,
 )
-from asyncloader.datapipes.edges import pipes_from
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Run, RunTree
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.traits import (
     calls_for_each,
     has_passes,
     is_splitter,

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.converting import LookupPass
-from asyncloader.datapipes.cursor_forms import SEED, Form, fields
-from asyncloader.datapipes.cursors import Cursor, Cursors, cursor_of
 from asyncloader.datapipes.lookups import items_under
 from asyncloader.datapipes.orders import Order
 from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.run import Run, Stride
+from asyncloader.datapipes.running.cursor_forms import SEED, Form, fields
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, cursor_of
+from asyncloader.datapipes.running.run import Run, Stride
 from asyncloader.datapipes.sources import keyed_source
 
 T = TypeVar("T")

@@ -12,15 +12,15 @@ from itertools import islice
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, calling, is_async, unawaited
 from asyncloader.datapipes.columns import reading
-from asyncloader.datapipes.cursor_forms import Form, sieve
-from asyncloader.datapipes.cursors import close_items
 from asyncloader.datapipes.one_to_one import OneToOnePass
 from asyncloader.datapipes.patterns import SievePass
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursor_forms import Form, sieve
+from asyncloader.datapipes.running.cursors import close_items
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 

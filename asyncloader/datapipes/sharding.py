@@ -15,7 +15,7 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count
+from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import (
     IterDataPipe,
     MapDataPipe,
@@ -23,12 +23,12 @@ from asyncloader.datapipes.base import (
     is_map_pipe,
 )
 from asyncloader.datapipes.converting import MapToIterConverter
-from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run, Stride
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.running.run import Pass, Run, Stride
+from asyncloader.datapipes.running.traits import can_share, picks
+from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.traits import can_share, picks
-from asyncloader.datapipes.watch.watching import UNCOUNTED
 
 T = TypeVar("T")
 

@@ -26,19 +26,19 @@ from itertools import compress, count, islice
 from random import Random
 from typing import Any, TypeVar, overload
 
-from asyncloader.datapipes.arguments import checked_count, checked_indices
+from asyncloader.arguments import checked_count, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_items
 from asyncloader.datapipes.batching import largest_batch
 from asyncloader.datapipes.converting import LookupPass
-from asyncloader.datapipes.cursor_forms import COUNT, SEED, Form, Rule, fields, whole
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursor, Cursors, close_items, cursor_of
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.patterns import begin_with
 from asyncloader.datapipes.randomness import BLOCK, Shuffling, fractions
-from asyncloader.datapipes.run import Pass, Run, Stride
+from asyncloader.datapipes.running.cursor_forms import COUNT, SEED, Form, Rule, fields, whole
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items, cursor_of
+from asyncloader.datapipes.running.run import Pass, Run, Stride
+from asyncloader.datapipes.running.traits import picks
 from asyncloader.datapipes.sources import iterable_source, keyed_source
-from asyncloader.datapipes.traits import picks
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")

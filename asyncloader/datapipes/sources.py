@@ -13,13 +13,19 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
+from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_pipe, most_of
-from asyncloader.datapipes.bridge import from_loop, from_thread
-from asyncloader.datapipes.cursor_forms import MOST
-from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, dropped, picked
 from asyncloader.datapipes.lookups import answers_many, items_under
-from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.run import Run, RunTree, Stride
+from asyncloader.datapipes.running.bridge import from_loop, from_thread
+from asyncloader.datapipes.running.cursor_forms import MOST
+from asyncloader.datapipes.running.cursors import (
+    Cursors,
+    aclose_items,
+    close_items,
+    dropped,
+    picked,
+)
+from asyncloader.datapipes.running.run import Run, RunTree, Stride
 from asyncloader.errors import IteratorInvalidated
 from asyncloader.worker_info import Unaware, this_worker
 

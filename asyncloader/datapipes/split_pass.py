@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from time import thread_time
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.bridge import draw_for_all
 from asyncloader.datapipes.call import calling
-from asyncloader.datapipes.cursor_forms import (
+from asyncloader.datapipes.edges import beginning
+from asyncloader.datapipes.running.bridge import draw_for_all
+from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Form,
     ascending,
@@ -25,10 +26,15 @@ from asyncloader.datapipes.cursor_forms import (
     fields,
     just,
 )
-from asyncloader.datapipes.cursor_history import Pace, thinned
-from asyncloader.datapipes.cursors import Cursor, Cursors, LastingError, close_items, number_of
-from asyncloader.datapipes.edges import beginning
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursor_history import Pace, thinned
+from asyncloader.datapipes.running.cursors import (
+    Cursor,
+    Cursors,
+    LastingError,
+    close_items,
+    number_of,
+)
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.errors import IteratorInvalidated, SnapshotError
 
 T = TypeVar("T")

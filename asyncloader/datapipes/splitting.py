@@ -22,19 +22,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, blame, is_async, itself
-from asyncloader.datapipes.cursor_forms import Form
-from asyncloader.datapipes.cursors import Cursor, Cursors, number_of, put_cursor
 from asyncloader.datapipes.edges import all_readers, edges_of, read_apart
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns import add_cursors
-from asyncloader.datapipes.run import Pass, Run, RunTree, own_tree_of
+from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of, put_cursor
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Pass, Run, RunTree, own_tree_of
+from asyncloader.datapipes.running.traits import reads_ahead
+from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.split_pass import SplitPass, split_form
-from asyncloader.datapipes.traits import reads_ahead
-from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.errors import IteratorInvalidated
 from asyncloader.system import unless_exiting
 

@@ -20,26 +20,26 @@ from time import perf_counter
 from types import CoroutineType
 from typing import Any, Literal, TypeVar
 
+from asyncloader.arguments import checked_auto, checked_count, checked_function, function_name
 from asyncloader.datapipes.ahead import AheadPass, Concurrency, calls_in_order, nothing_ahead
-from asyncloader.datapipes.arguments import checked_auto, checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.columns import changing
-from asyncloader.datapipes.cursor_forms import Form
-from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.naming import brief_name, function_name
 from asyncloader.datapipes.patterns import closing_items
-from asyncloader.datapipes.run import Run, RunTree
-from asyncloader.datapipes.run_place import (
+from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.naming import brief_name
+from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.run_place import (
     Home,
     Makers,
     ended_threads,
     present_waiter,
     some_home,
 )
+from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, form_ahead
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
-from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
 from asyncloader.machine import usable_cores
 from asyncloader.runtime import start_thread
 from asyncloader.tuning import Bounds

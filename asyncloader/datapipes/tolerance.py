@@ -16,9 +16,9 @@ from threading import Event
 from types import CoroutineType
 from typing import Any, Literal
 
-from asyncloader.datapipes.arguments import check_takes, checked_count
+from asyncloader.arguments import check_takes, checked_count
 from asyncloader.datapipes.call import blame, is_async, unawaited
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.errors import TooManyErrors
 
 # Who listens for what is left out. Threads and tasks of a pass inherit the context in which the

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from asyncloader.datapipes.edges import pipes_from
+from asyncloader.datapipes.running.traits import is_filter_of_shards, is_random
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.traits import is_filter_of_shards, is_random
 from asyncloader.seeds import SeedGenerator
 
 

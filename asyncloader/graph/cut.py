@@ -20,10 +20,9 @@ from typing import Any, Literal
 
 from asyncloader.datapipes.base import is_iter_pipe
 from asyncloader.datapipes.edges import reads_twice
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import is_replayed
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import (
     acts_for,
     is_dispatch,
     is_filter_of_shards,
@@ -35,6 +34,7 @@ from asyncloader.datapipes.traits import (
     shards_itself,
     shares_passes,
 )
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.walk import Graph, pipes_of
 
 Place = Literal["dispatcher", "workers", "loader"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.graph.walk import Graph
 
 #: A label for each pipe, as a mapping or as pairs.

@@ -18,8 +18,8 @@ from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
 from asyncloader.datapipes.edges import MAX_ELEMENTS, declared_edges, edges_of, rewritten
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import (
     attributes,
     is_shuffler,
     is_splitter,

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.traits import (
     is_module_of_package,
     is_shuffler,
     is_switched_on,

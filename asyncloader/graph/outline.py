@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.base import show_in_notebooks
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.draw import Labels, by_id, shown_name
 from asyncloader.graph.walk import Graph

@@ -19,14 +19,10 @@ from asyncloader.datapipes.caching.memory_caching import InMemoryCacheHolder
 from asyncloader.datapipes.call import itself
 from asyncloader.datapipes.combining import Together
 from asyncloader.datapipes.edges import drawn_above, pipes_from, read_apart
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.random_splitting import RandomSplit
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.sources import IterableWrapper, divided_twice, draws_in_each_worker
-from asyncloader.datapipes.splitting import Branch
-from asyncloader.datapipes.thread_calls import ThreadMapper
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import (
     acts_for,
     draws,
     goes_by_clock,
@@ -44,6 +40,10 @@ from asyncloader.datapipes.traits import (
     stands_in,
     takes_turns,
 )
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.sources import IterableWrapper, divided_twice, draws_in_each_worker
+from asyncloader.datapipes.splitting import Branch
+from asyncloader.datapipes.thread_calls import ThreadMapper
 from asyncloader.graph.cut import (
     NOT_CUT,
     Cut,

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.sampling import SampledItems
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.traits import (
     has_no_seed,
     is_filter_of_shards,
     is_random,
@@ -23,6 +21,8 @@ from asyncloader.datapipes.traits import (
     is_shuffler,
     takes_a_group,
 )
+from asyncloader.datapipes.sampling import SampledItems
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.refusals import sharded_twice
 from asyncloader.graph.walk import Graph, breadth_first
 from asyncloader.seeds import SeedGenerator

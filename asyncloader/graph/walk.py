@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
+from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.edges import all_readers, edges_of
-from asyncloader.datapipes.naming import kind_name, stage_name
+from asyncloader.datapipes.running.naming import stage_name
 
 T = TypeVar("T")
 

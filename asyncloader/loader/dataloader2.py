@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
+from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
-from asyncloader.datapipes.cursors import set_numbers
 from asyncloader.datapipes.full_sync import Uneven
-from asyncloader.datapipes.naming import kind_name
+from asyncloader.datapipes.running.cursors import set_numbers
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
 from asyncloader.graph.outline import NO_GRAPH, Outline, placed_outline_of

@@ -19,10 +19,10 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.running.cursors import Cursors
+from asyncloader.datapipes.running.traits import reads_ahead, waits
+from asyncloader.datapipes.running.watch.watching import NOT_WATCHED
 from asyncloader.datapipes.sampling import SampledItems
-from asyncloader.datapipes.traits import reads_ahead, waits
-from asyncloader.datapipes.watch.watching import NOT_WATCHED
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.graph.walk import breadth_first

@@ -14,14 +14,19 @@ from collections.abc import AsyncIterable, Iterator
 from time import perf_counter
 from typing import Any
 
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursors, LastingError, close_items, put_cursor
-from asyncloader.datapipes.exchange import GROUP_SECONDS, Exchange, Waiter
-from asyncloader.datapipes.in_flight import HandedOver, current_device
-from asyncloader.datapipes.run import Run
-from asyncloader.datapipes.run_place import Home, give_groups, run_at
-from asyncloader.datapipes.traits import hands_over, is_async_pipe
-from asyncloader.datapipes.watch.watching import SAMPLER, WatchedCalls, WatchedWait, Watching
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursors, LastingError, close_items, put_cursor
+from asyncloader.datapipes.running.exchange import GROUP_SECONDS, Exchange, Waiter
+from asyncloader.datapipes.running.in_flight import HandedOver, current_device
+from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run_place import Home, give_groups, run_at
+from asyncloader.datapipes.running.traits import hands_over, is_async_pipe
+from asyncloader.datapipes.running.watch.watching import (
+    SAMPLER,
+    WatchedCalls,
+    WatchedWait,
+    Watching,
+)
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed
 from asyncloader.graph.walk import pipes_of

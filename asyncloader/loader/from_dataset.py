@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from asyncloader.datapipes.arguments import checked_function
+from asyncloader.arguments import checked_function, kind_name
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.full_sync import Uneven
 from asyncloader.datapipes.mapping import Collator, Mapper
-from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.prefetching import PinMemory
 from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES, ShardingFilter

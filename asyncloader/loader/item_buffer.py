@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from operator import length_hint
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count
-from asyncloader.datapipes.in_flight import HandedOver
+from asyncloader.arguments import checked_count
+from asyncloader.datapipes.running.in_flight import HandedOver
 
 _NO_LIMIT = sys.maxsize
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.replaying import begin_unordered, unnumbered
-from asyncloader.datapipes.run import Run, RunTree
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.traits import (
     hands_over,
     has_no_place,
     is_random,

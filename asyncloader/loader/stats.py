@@ -13,8 +13,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from asyncloader.datapipes.edges import edges_of
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.watch.watching import UNCOUNTED, Tally, Watching
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.watch.watching import UNCOUNTED, Tally, Watching
 from asyncloader.graph.outline import NO_GRAPH, Outline
 from asyncloader.loader.stage_stats import (
     DISPATCHER,

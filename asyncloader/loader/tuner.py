@@ -13,7 +13,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
 
-from asyncloader.datapipes.watch.watching import Watching
+from asyncloader.datapipes.running.watch.watching import Watching
 from asyncloader.deadline import time_left
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS

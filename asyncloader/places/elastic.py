@@ -24,13 +24,11 @@ from functools import partial
 from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.edges import edges_of
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import is_replayed, keeps_positions
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.sources import IterableWrapper
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import (
     acts_for,
     goes_by_clock,
     has_own_state,
@@ -42,6 +40,8 @@ from asyncloader.datapipes.traits import (
     stands_in_for_dealt,
     takes_turns,
 )
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph, read_without_fork
 from asyncloader.graph.walk import Graph, breadth_first

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, replace
 
-from asyncloader.datapipes.cursor_forms import counts, fields
-from asyncloader.datapipes.cursors import Cursors
-from asyncloader.datapipes.unordered import Piece, followed, unnumbered_in
+from asyncloader.datapipes.running.cursor_forms import counts, fields
+from asyncloader.datapipes.running.cursors import Cursors
+from asyncloader.datapipes.running.unordered import Piece, followed, unnumbered_in
 from asyncloader.errors import TransportError
 from asyncloader.places.random_states import States
 

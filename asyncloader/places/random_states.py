@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncloader.datapipes.cursor_forms import (
+from asyncloader.datapipes.running.cursor_forms import (
     Form,
     FormOf,
     just,

@@ -14,12 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from asyncloader.datapipes.cursor_forms import Form, FormOf, check_cursors, form_of_pipe, no_cursor
-from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import is_one_to_one
-from asyncloader.datapipes.traits import draws, has_own_state
-from asyncloader.datapipes.unordered import settled
+from asyncloader.datapipes.running.cursor_forms import (
+    Form,
+    FormOf,
+    check_cursors,
+    form_of_pipe,
+    no_cursor,
+)
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import draws, has_own_state
+from asyncloader.datapipes.running.unordered import settled
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.fingerprint import differences, fingerprint

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.cursor_forms import (
+from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Form,
     FormOf,
@@ -27,9 +27,9 @@ from asyncloader.datapipes.cursor_forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.cursor_history import thinned
-from asyncloader.datapipes.cursors import Cursor
-from asyncloader.datapipes.unordered import Piece, followed, piece
+from asyncloader.datapipes.running.cursor_history import thinned
+from asyncloader.datapipes.running.cursors import Cursor
+from asyncloader.datapipes.running.unordered import Piece, followed, piece
 from asyncloader.places.marks import DEALT, FIRST, DealStart, Mark, Noted, load_mark
 from asyncloader.places.random_states import check_states
 

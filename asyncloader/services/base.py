@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol
 
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.running.cursors import Cursors
+from asyncloader.datapipes.running.traits import is_of_package
 from asyncloader.datapipes.sources import IterableWrapper
-from asyncloader.datapipes.traits import is_of_package
 from asyncloader.deadline import time_left
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import Fingerprint

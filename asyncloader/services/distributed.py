@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from asyncloader.adapters.endings import FullSync
+from asyncloader.arguments import checked_seconds
 from asyncloader.datapipes import full_sync
-from asyncloader.datapipes.arguments import checked_seconds
 from asyncloader.datapipes.full_sync import Meeting, Uneven
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import is_filter_of_shards
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.traits import is_filter_of_shards
 from asyncloader.errors import RankError
 from asyncloader.graph.edit import copy_graph
 from asyncloader.graph.fingerprint import Fingerprint

@@ -13,18 +13,18 @@ from contextlib import aclosing
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import (
+from asyncloader.datapipes.replaying import with_those_above
+from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
     number_of,
     take_number_of,
 )
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.replaying import with_those_above
-from asyncloader.datapipes.run import Pass, Run, RunTree
-from asyncloader.datapipes.run_place import cancelled
-from asyncloader.datapipes.traits import is_without_order
-from asyncloader.datapipes.unordered import Journal, unnumbered_in
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Pass, Run, RunTree
+from asyncloader.datapipes.running.run_place import cancelled
+from asyncloader.datapipes.running.traits import is_without_order
+from asyncloader.datapipes.running.unordered import Journal, unnumbered_in
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.places.elastic import spread_place

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.edges import pipes_in
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.traits import attributes
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import attributes
 from asyncloader.graph.walk import breadth_first
 from asyncloader.transport.code import parts_of
 from asyncloader.transport.parcel import Parcel, mebibytes, pack_code

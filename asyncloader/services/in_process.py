@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.arguments import (
+from asyncloader.arguments import (
     check_takes,
     checked_count,
     checked_function,
     checked_graph,
+    function_name,
     takes,
 )
-from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import hands_over
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.traits import hands_over
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     IterResetFn,

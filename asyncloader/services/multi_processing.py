@@ -17,33 +17,34 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from asyncloader.datapipes.arguments import (
+from asyncloader.arguments import (
     checked_auto,
     checked_count,
     checked_function,
     checked_graph,
     checked_seconds,
+    function_name,
 )
-from asyncloader.datapipes.cursors import (
+from asyncloader.datapipes.edges import pipes_in
+from asyncloader.datapipes.prefetching import Prefetcher
+from asyncloader.datapipes.randomness import Shuffling
+from asyncloader.datapipes.replaying import is_replayed
+from asyncloader.datapipes.running.cursors import (
     Cursors,
     number_of,
     take_number_of,
 )
-from asyncloader.datapipes.edges import pipes_in
-from asyncloader.datapipes.naming import function_name, stage_name
-from asyncloader.datapipes.prefetching import Prefetcher
-from asyncloader.datapipes.randomness import Shuffling
-from asyncloader.datapipes.replaying import is_replayed
-from asyncloader.datapipes.sources import (
-    IterableWrapper,
-    iterable_source,
-)
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import (
     attributes,
     hands_over,
     is_of_package,
     lives_with_loader,
     may_drop,
+)
+from asyncloader.datapipes.sources import (
+    IterableWrapper,
+    iterable_source,
 )
 from asyncloader.deadline import time_left
 from asyncloader.errors import ResourceExhausted, WorkerStartupError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from asyncloader.datapipes.arguments import checked_auto, checked_seconds
+from asyncloader.arguments import checked_auto, checked_seconds
 from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.ranks import world_size
 from asyncloader.runtime import in_thread

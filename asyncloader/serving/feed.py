@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol, Self
 
 import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
-from asyncloader.datapipes.arguments import checked_count, checked_limit
+from asyncloader.arguments import checked_count, checked_limit
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.envelope import Envelope
-from asyncloader.datapipes.exchange import Nobody, Waiter
-from asyncloader.datapipes.run_place import cancelled
+from asyncloader.datapipes.running.exchange import Nobody, Waiter
+from asyncloader.datapipes.running.run_place import cancelled
 from asyncloader.datapipes.tracebacks import trim_tracebacks
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
 from asyncloader.runtime import begin_task

@@ -28,12 +28,12 @@ from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.batching import Batcher, timed_batches
 from asyncloader.datapipes.call import blame, is_async, unawaited
 from asyncloader.datapipes.columns import changing
-from asyncloader.datapipes.cursors import aclose_items, close_items, take_number_of
 from asyncloader.datapipes.envelope import Envelope, Key
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run
-from asyncloader.datapipes.run_place import ended_threads
+from asyncloader.datapipes.running.cursors import aclose_items, close_items, take_number_of
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run_place import ended_threads
 from asyncloader.datapipes.thread_calls import ThreadMapper
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced

@@ -21,9 +21,9 @@ from typing import Any
 
 from asyncloader import system
 from asyncloader.adapters.sharding_policy import ShardingPolicy
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.traits import lives_with_loader
-from asyncloader.datapipes.watch.watching import SAMPLER
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import lives_with_loader
+from asyncloader.datapipes.running.watch.watching import SAMPLER
 from asyncloader.errors import LoaderError
 from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.walk import breadth_first

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.envelope import Envelope
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.errors import LoaderError, TransportError
 from asyncloader.transport.channel import SupplyEnd, close_all
 from asyncloader.transport.codec import Decoder

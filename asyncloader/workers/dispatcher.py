@@ -15,10 +15,10 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from asyncloader.datapipes.base import expect_methods
-from asyncloader.datapipes.cursors import close_items
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.run_place import Home, run_at
-from asyncloader.datapipes.traits import is_dispatch
+from asyncloader.datapipes.running.cursors import close_items
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.run_place import Home, run_at
+from asyncloader.datapipes.running.traits import is_dispatch
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import PartSeeds
 from asyncloader.graph.walk import breadth_first

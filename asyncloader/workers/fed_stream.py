@@ -15,10 +15,10 @@ import time
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any
 
-from asyncloader.datapipes.cursors import aclose_items
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.prefetching import is_heavy
-from asyncloader.datapipes.run_place import cancelled
+from asyncloader.datapipes.running.cursors import aclose_items
+from asyncloader.datapipes.running.run_place import cancelled
 from asyncloader.errors import LoaderError, PipelineError, TransportError, WorkerTimeout
 from asyncloader.places.stream_place import StreamPlace, first_place
 from asyncloader.runtime import begin_task

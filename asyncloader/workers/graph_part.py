@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from asyncloader.arguments import function_name
 from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.cursors import number_of
-from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.patterns import Applier
 from asyncloader.datapipes.replaying import keeps_positions, needs_replay
-from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.running.cursors import number_of
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.traits import is_ours, is_without_order, makes_again, stands_in
 from asyncloader.datapipes.splitting import Branch
-from asyncloader.datapipes.traits import is_ours, is_without_order, makes_again, stands_in
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import PartSeeds, seed_newcomers, tell_epoch
 from asyncloader.graph.walk import Graph, pipes_of

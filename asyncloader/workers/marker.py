@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from time import perf_counter, thread_time
 from typing import Any
 
-from asyncloader.datapipes.cursor_history import Pace
-from asyncloader.datapipes.cursors import (
+from asyncloader.datapipes.replaying import begin_unordered
+from asyncloader.datapipes.running.cursor_history import Pace
+from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
     cursor_of,
     dropped,
     put_cursor,
 )
-from asyncloader.datapipes.replaying import begin_unordered
-from asyncloader.datapipes.unordered import Piece, telling
+from asyncloader.datapipes.running.unordered import Piece, telling
 from asyncloader.places.marks import FIRST, Mark
 from asyncloader.places.random_states import RandomStates, set_states
 from asyncloader.workers.dispatch_source import FromDispatcher

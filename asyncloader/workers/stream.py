@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.places.marks import Mark
 from asyncloader.runtime import start_thread

@@ -15,14 +15,13 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, assert_never
 
-from asyncloader.datapipes.arguments import checked_graph
+from asyncloader.arguments import checked_graph, function_name
 from asyncloader.datapipes.base import DataPipe, expect_methods
 from asyncloader.datapipes.mapping import own_memory
-from asyncloader.datapipes.naming import function_name
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.run_place import Home, run_at
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.run_place import Home, run_at
+from asyncloader.datapipes.running.traits import is_filter_of_shards
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.traits import is_filter_of_shards
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import PartSeeds, apply_sharding
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of

@@ -13,8 +13,8 @@ from time import monotonic
 from types import CodeType
 from typing import Any
 
-from asyncloader.datapipes.watch.frames import HANDING, IMPORTING
-from asyncloader.datapipes.watch.watching import Tally, Watched, Watching
+from asyncloader.datapipes.running.watch.frames import HANDING, IMPORTING
+from asyncloader.datapipes.running.watch.watching import Tally, Watched, Watching
 from asyncloader.errors import TransportError
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.graph_part import PreparedPart

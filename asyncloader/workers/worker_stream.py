@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from asyncloader.datapipes.cursors import Cursor
-from asyncloader.datapipes.unordered import Piece
+from asyncloader.datapipes.running.cursors import Cursor
+from asyncloader.datapipes.running.unordered import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.places.marks import load_told
 from asyncloader.places.stream_place import Dealing, Stand, StreamPlace, first_place

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, close_items, set_numbers
-from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.running.cursors import Cursors, close_items, set_numbers
+from asyncloader.datapipes.running.run import Run, RunTree
 from asyncloader.graph import breadth_first
 
 

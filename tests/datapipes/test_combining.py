@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from asyncloader.datapipes.iter import IterableWrapper, Multiplexer, Zipper, ZipperLongest
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.map import Zipper as MapZipper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from tests.datapipes.watched import Failing, Watched
 
 several = st.lists(st.lists(st.integers(), max_size=5), min_size=1, max_size=4)

@@ -9,8 +9,8 @@ import pytest
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from tests.datapipes.resuming import new_pass
 from tests.datapipes.watched import Watched, WatchedAsync
 

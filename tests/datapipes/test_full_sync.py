@@ -9,7 +9,7 @@ import pytest
 
 from asyncloader.datapipes.full_sync import MOST_ROOM, AgreedAhead, Meeting
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.running.run import Run, RunTree
 from asyncloader.errors import RankError
 from asyncloader.waiting import Stopped
 from tests.table import Table

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from tests.datapipes.resuming import (
     assert_goes_on,
     assert_goes_on_twice,

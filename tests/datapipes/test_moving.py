@@ -20,9 +20,9 @@ from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingRea
 from asyncloader.adapters import FullSync, PinMemory, PrefetchPolicy
 from asyncloader.datapipes import moving
 from asyncloader.datapipes.devices import Copy
-from asyncloader.datapipes.in_flight import HandedOver
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.moving import DeviceMover
+from asyncloader.datapipes.running.in_flight import HandedOver
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph import breadth_first
 from asyncloader.loader.item_buffer import ItemBuffer

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from tests.datapipes.watched import Watched
 
 

@@ -13,9 +13,9 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.run import RunTree
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.datapipes.shuffling import MapShuffler
-from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import assert_goes_on
 
 DEFAULT, DISTRIBUTED, MULTIPROCESSING = SHARDING_PRIORITIES

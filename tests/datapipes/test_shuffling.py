@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncloader.datapipes.cursors import close_items
 from asyncloader.datapipes.iter import IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.cursors import close_items
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from tests.datapipes.resuming import new_pass, placed, plain, rest_of
 from tests.datapipes.watched import Watched
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from asyncloader.datapipes.cursors import dropped
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.running.cursors import dropped
 from tests.datapipes.resuming import placed
 
 

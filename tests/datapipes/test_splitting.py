@@ -14,12 +14,12 @@ import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader import DataLoader2
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursor_history import Pace
 from asyncloader.datapipes.iter import Forker, IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.run_place import Home, run_at
+from asyncloader.datapipes.running.cursor_history import Pace
+from asyncloader.datapipes.running.run_place import Home, run_at
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.datapipes.split_pass import SplitStart
-from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.errors import IteratorInvalidated, SnapshotError
 from tests.datapipes.resuming import (
     assert_goes_on,

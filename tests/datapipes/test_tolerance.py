@@ -8,8 +8,8 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.errors import TooManyErrors
 from tests.datapipes.resuming import assert_goes_on, cursors_along, plain, rest_of
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.traits import is_splitter
+from asyncloader.datapipes.running.traits import is_splitter
 from asyncloader.graph import (
     breadth_first,
     copy_graph,

@@ -16,8 +16,8 @@ from asyncloader import (
     MultiProcessingReadingService,
     ReadingServiceInterface,
 )
-from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.running.exchange import Exchange
 from asyncloader.errors import IteratorInvalidated, LoaderClosed, ResourceExhausted
 from asyncloader.loader import engine, epoch
 from asyncloader.loader.epoch import GraphItems, LoopEpoch, SyncEpoch, WorkerItems

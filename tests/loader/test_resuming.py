@@ -13,8 +13,8 @@ import torch
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
-from asyncloader.datapipes import cursor_history, exchange
 from asyncloader.datapipes.base import IterDataPipe, is_map_pipe
+from asyncloader.datapipes.running import cursor_history, exchange
 from asyncloader.places.snapshot import checksum
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.steps import (

@@ -23,9 +23,9 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.exchange import GROUP_ITEMS
+from asyncloader.datapipes.running import cursor_history
+from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.errors import SnapshotError
 from asyncloader.places.snapshot import checksum
 from tests.samples import is_odd

@@ -23,8 +23,8 @@ from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingRea
 from asyncloader.adapters import ShardingPolicy
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.running.watch import watching
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.watch import watching
 from asyncloader.graph.outline import Outline
 from asyncloader.loader.stats import LoaderStats, Metric, StageStats
 from asyncloader.workers.worker_stats import WorkerStats

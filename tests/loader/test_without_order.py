@@ -26,8 +26,8 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import cursor_history
-from asyncloader.datapipes.run import tree_of
+from asyncloader.datapipes.running import cursor_history
+from asyncloader.datapipes.running.run import tree_of
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError, WorkerDied
 from asyncloader.graph import find_dps, traverse_dps

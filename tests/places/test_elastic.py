@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import asyncloader.datapipes.iter as it
-from asyncloader.datapipes.cursors import Cursors, dropped, number_of, set_numbers
-from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.running.cursors import Cursors, dropped, number_of, set_numbers
+from asyncloader.datapipes.running.run import Run, RunTree
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import apply_sharding

@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
 import asyncloader.datapipes.iter as it
 from asyncloader import DataLoader2, InProcessReadingService, RayReadingService
 from asyncloader.datapipes.base import is_map_pipe
-from asyncloader.datapipes.traits import is_sharding
+from asyncloader.datapipes.running.traits import is_sharding
 from asyncloader.graph import breadth_first
 from tests.ray.actor_case import reports
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with

@@ -15,8 +15,8 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
+from asyncloader.datapipes.running import cursor_history
 from asyncloader.errors import SnapshotError
 from tests.samples import double, double_soon, is_odd, twice
 from tests.steps import loader_from

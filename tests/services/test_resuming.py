@@ -21,8 +21,8 @@ import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.adapters import Shuffle
-from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
+from asyncloader.datapipes.running import cursor_history
 from asyncloader.errors import WorkerDied
 from asyncloader.services.from_workers import FromWorkersPass
 from tests.faults.deaths import signalled

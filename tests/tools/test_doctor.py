@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from asyncloader.datapipes.watch.watching import SAMPLER
+from asyncloader.datapipes.running.watch.watching import SAMPLER
 from asyncloader.machine import cgroup_cores, usable_cores
 from asyncloader.tools import command, doctor
 from asyncloader.tools.advice import Advice, Service, Trial

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.graph.settings import PartSeeds, SharedPipes
 from asyncloader.graph.walk import Graph
 from asyncloader.seeds import SeedGenerator

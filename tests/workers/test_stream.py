@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.running.run import Run, RunTree
 from asyncloader.errors import PipelineError
 from asyncloader.graph.walk import pipes_of
 from asyncloader.places.random_states import RandomStates

@@ -18,25 +18,25 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+from asyncloader.arguments import checked_count, checked_wait, function_name
 from asyncloader.datapipes.ahead import nothing_ahead
-from asyncloader.datapipes.arguments import checked_count, checked_wait
 from asyncloader.datapipes.async_calls import keeper_at, keeping
 from asyncloader.datapipes.base import DataPipe, IterDataPipe, functional_datapipe
 from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules
 from asyncloader.datapipes.caching.own_files import FileLock
 from asyncloader.datapipes.call import blame, plain_function
-from asyncloader.datapipes.cursor_forms import Form
-from asyncloader.datapipes.cursors import close_items
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.files.local import checked_hashes
 from asyncloader.datapipes.files.streams import pair_in
-from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.patterns import LAGGING, LaggingPass, closing_items
-from asyncloader.datapipes.run import Run
-from asyncloader.datapipes.run_place import Makers, Making, present_waiter, some_home
+from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.running.cursors import close_items
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run_place import Makers, Making, present_waiter, some_home
+from asyncloader.datapipes.running.traits import is_dispatch, is_filter_of_shards, waits
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import listening_for_omissions
-from asyncloader.datapipes.traits import is_dispatch, is_filter_of_shards, waits
 from asyncloader.safe_error_text import note
 from asyncloader.waiting import ThreadWaiter
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count
+from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.patterns import add_cursors, closing_items
 from asyncloader.datapipes.prefetching import weight_of
-from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ import stat
 import threading
 from time import monotonic
 
-from asyncloader.datapipes.run_place import present_waiter
+from asyncloader.datapipes.running.run_place import present_waiter
 from asyncloader.runtime import start_thread
 from asyncloader.system import in_forked_child, lock_file, open_file, unlock_file, user_number
 from asyncloader.waiting import ThreadWaiter

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
-from asyncloader.datapipes.arguments import checked_length
+from asyncloader.arguments import checked_length
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.files.local import said_length
 from asyncloader.datapipes.files.streams import (

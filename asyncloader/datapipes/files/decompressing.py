@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_length
+from asyncloader.arguments import checked_length
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.files.archives import TarStream
 from asyncloader.datapipes.files.local import said_length

@@ -13,9 +13,8 @@ import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_mapping
+from asyncloader.arguments import checked_mapping
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.bridge import loop_calls
 from asyncloader.datapipes.call import calling, is_async
 from asyncloader.datapipes.files.local import (
     any_match,
@@ -32,7 +31,8 @@ from asyncloader.datapipes.files.local import (
 from asyncloader.datapipes.files.streams import OpenedText, PathName, pair_in, path_in
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Expander, after
-from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.running.bridge import loop_calls
+from asyncloader.datapipes.running.run import Run
 from asyncloader.datapipes.sources import iterable_source
 
 

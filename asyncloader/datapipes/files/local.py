@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from asyncloader.datapipes.arguments import (
+from asyncloader.arguments import (
     checked_count,
     checked_encoding,
     checked_function,
@@ -42,7 +42,7 @@ from asyncloader.datapipes.files.streams import (
 )
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Applier, Expander
-from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.running.run import Run
 from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_function, checked_names
+from asyncloader.arguments import checked_function, checked_names
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.call import plain_function
 from asyncloader.datapipes.files.streams import close_stream, path_and_stream

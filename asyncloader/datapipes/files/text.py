@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from asyncloader.datapipes.arguments import (
+from asyncloader.arguments import (
     checked_count,
     checked_encoding,
     checked_errors,
@@ -24,7 +24,6 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, is_async
-from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.files.streams import (
     PIECE_BYTES,
     byte_stream,
@@ -34,7 +33,8 @@ from asyncloader.datapipes.files.streams import (
 )
 from asyncloader.datapipes.files.unpacking import checked_limit
 from asyncloader.datapipes.patterns import LAGGING, Expander, LaggingPass, after
-from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.running.run import Run
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.errors import ResourceExhausted

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.files.streams import pair_in, path_in
 from asyncloader.datapipes.patterns import LAGGING, Expander, LaggingPass, after
-from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.running.run import Run
 from asyncloader.datapipes.sources import iterable_source
 
 

@@ -22,9 +22,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.async_calls import Attempts
-from asyncloader.datapipes.bridge import call_on
 from asyncloader.datapipes.files.streams import BUFFER_BYTES
-from asyncloader.datapipes.run_place import present_waiter
+from asyncloader.datapipes.running.bridge import call_on
+from asyncloader.datapipes.running.run_place import present_waiter
 from asyncloader.datapipes.web.bodies import too_large
 from asyncloader.datapipes.web.http_client import (
     Client,

@@ -17,7 +17,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Literal, SupportsInt
 
-from asyncloader.datapipes.arguments import checked_count
+from asyncloader.arguments import checked_count
 from asyncloader.datapipes.async_calls import AsyncMapper, Attempts
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.tolerance import OnError

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from asyncloader import system
-from asyncloader.datapipes.traits import is_module_of_package
+from asyncloader.datapipes.running.traits import is_module_of_package
 from asyncloader.errors import WorkerStartupError
 from asyncloader.system import in_forked_child, is_readable
 from asyncloader.transport.code import modules_being_imported, number_classes_of

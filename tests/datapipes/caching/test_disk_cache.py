@@ -17,9 +17,9 @@ import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.adapters import CacheTimeout, InvalidateCache
-from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.caching.own_files import FileLock
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.running import cursor_history
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import new_event_loop
 from tests.leaks import leaves_nothing

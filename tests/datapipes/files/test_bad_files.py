@@ -14,8 +14,8 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.errors import TooManyErrors
 from asyncloader.graph import breadth_first
 from tests.datapipes.files.test_archives import packed_tar, packed_zip

@@ -11,8 +11,8 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.iter import FileLister, FileOpener
+from asyncloader.datapipes.running.cursors import Cursors
 from tests.datapipes.files.test_archives import packed_tar, packed_zip
 from tests.datapipes.resuming import placed
 from tests.loader.test_resuming import check_every_step

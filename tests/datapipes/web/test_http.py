@@ -20,8 +20,8 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.datapipes.web import http_client
 from asyncloader.datapipes.web.http_client import seconds_of, with_headers
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted, TooManyErrors

@@ -18,8 +18,8 @@ import pytest
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.async_calls import Attempts
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.datapipes.web.http_client import opened_client
 from asyncloader.datapipes.web.http_stream import wired
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from asyncloader.datapipes.bridge import from_loop, from_thread
-from asyncloader.datapipes.cursors import (
+from asyncloader.datapipes.running.bridge import from_loop, from_thread
+from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
     aclose_items,
@@ -35,9 +35,9 @@ from asyncloader.datapipes.cursors import (
     picked,
     put_cursor,
 )
-from asyncloader.datapipes.exchange import Exchange, Nobody
-from asyncloader.datapipes.in_flight import current_device, handed_over
-from asyncloader.datapipes.traits import (
+from asyncloader.datapipes.running.exchange import Exchange, Nobody
+from asyncloader.datapipes.running.in_flight import current_device, handed_over
+from asyncloader.datapipes.running.traits import (
     begins_anywhere,
     hands_over,
     has_own_state,
@@ -49,8 +49,8 @@ from asyncloader.datapipes.traits import (
     waits,
     yields_groups,
 )
-from asyncloader.datapipes.unordered import YieldOrder
-from asyncloader.datapipes.watch.watching import NOT_WATCHED, UNCOUNTED, Watching
+from asyncloader.datapipes.running.unordered import YieldOrder
+from asyncloader.datapipes.running.watch.watching import NOT_WATCHED, UNCOUNTED, Watching
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")

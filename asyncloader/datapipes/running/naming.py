@@ -8,11 +8,11 @@ by value, and never a user's data.
 from __future__ import annotations
 
 import enum
-import functools
 import inspect
 from typing import Any
 
-from asyncloader.datapipes.traits import class_name, known_as, setting
+from asyncloader.arguments import function_name
+from asyncloader.datapipes.running.traits import class_name, known_as, setting
 
 
 def stage_name(pipe: object) -> str:
@@ -28,19 +28,6 @@ def brief_name(pipe: object) -> str:
     name = class_name(pipe)
     function = setting(pipe, "fn", None) if name != type(pipe).__name__ else None
     return f"{name}({function_name(function)})" if callable(function) else name
-
-
-def function_name(function: object) -> str:
-    """Return a name for a callable that a reader recognises."""
-    if isinstance(function, functools.partial):
-        return f"partial({function_name(function.func)})"
-    name = getattr(function, "__qualname__", None)
-    return str(name).rpartition("<locals>.")[2] if name else type(function).__name__
-
-
-def kind_name(value: object) -> str:
-    """Return the name of a wrong value's type; for a class, the class's own name."""
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _settings(pipe: object) -> list[str]:

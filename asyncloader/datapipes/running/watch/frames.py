@@ -17,7 +17,7 @@ from collections.abc import Container, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from asyncloader.datapipes.traits import is_async_pipe, vars_of
+from asyncloader.datapipes.running.traits import is_async_pipe, vars_of
 from asyncloader.system import in_forked_child
 
 #: The places of a thread that passes items on, in no pipe; of one that does something else; of
@@ -27,19 +27,23 @@ HANDING, OUTSIDE, ELSEWHERE, IMPORTING = -1, -2, -3, -4
 
 _IMPORT = "<frozen importlib._bootstrap>"
 
-_PIPES = os.path.dirname(os.path.dirname(__file__))
+_RUNNING = os.path.dirname(os.path.dirname(__file__))
+_PIPES = os.path.dirname(_RUNNING)
 _PACKAGE = os.path.join(os.path.dirname(_PIPES), "")
 
-_BRIDGE = os.path.join(_PIPES, "bridge.py")
+_BRIDGE = os.path.join(_RUNNING, "bridge.py")
 
 #: Code between a pipe and its source: it bridges sync and async, and skips items.
 _BETWEEN_PIPES = frozenset(
-    [_BRIDGE, *(os.path.join(_PIPES, name) for name in ("cursors.py", "run.py", "sources.py"))]
+    [
+        *(os.path.join(_RUNNING, name) for name in ("bridge.py", "cursors.py", "run.py")),
+        os.path.join(_PIPES, "sources.py"),
+    ]
 )
 _GENERATOR = inspect.CO_GENERATOR
 
 #: Methods that every pipe inherits do not tell which pipe it is.
-_BASES = frozenset({"asyncloader.datapipes.base", "asyncloader.datapipes.run", "builtins"})
+_BASES = frozenset({"asyncloader.datapipes.base", "asyncloader.datapipes.running.run", "builtins"})
 
 
 class CodeOwners:

@@ -23,9 +23,9 @@ from time import perf_counter, process_time
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
-from asyncloader.datapipes.cursors import number_of
-from asyncloader.datapipes.traits import stands_in
-from asyncloader.datapipes.watch.frames import (
+from asyncloader.datapipes.running.cursors import number_of
+from asyncloader.datapipes.running.traits import stands_in
+from asyncloader.datapipes.running.watch.frames import (
     OUTSIDE,
     CodeOwners,
     attribute,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from asyncloader.datapipes.cursor_forms import (
+from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     MOST,
     Form,
@@ -37,8 +37,8 @@ from asyncloader.datapipes.cursor_forms import (
     truth,
     whole,
 )
-from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.errors import SnapshotError
 
 #: Entries that no cursor needs are dropped once there are this many.

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from asyncloader.datapipes import exchange as exchange_module
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.exchange import Exchange, Nobody
-from asyncloader.datapipes.run_place import give_groups
+from asyncloader.datapipes.running import exchange as exchange_module
+from asyncloader.datapipes.running.exchange import Exchange, Nobody
+from asyncloader.datapipes.running.run_place import give_groups
 from asyncloader.runtime import begin_task
 from asyncloader.waiting import Stopped
 

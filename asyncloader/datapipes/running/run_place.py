@@ -19,11 +19,11 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from asyncloader.datapipes.cursors import close_items, groups_of
-from asyncloader.datapipes.exchange import Exchange, Waiter
-from asyncloader.datapipes.naming import brief_name
-from asyncloader.datapipes.watch.frames import present_frames
-from asyncloader.datapipes.watch.watching import NOT_WATCHED, Watching
+from asyncloader.datapipes.running.cursors import close_items, groups_of
+from asyncloader.datapipes.running.exchange import Exchange, Waiter
+from asyncloader.datapipes.running.naming import brief_name
+from asyncloader.datapipes.running.watch.frames import present_frames
+from asyncloader.datapipes.running.watch.watching import NOT_WATCHED, Watching
 from asyncloader.deadline import ends_within, time_left
 from asyncloader.runtime import (
     LoopThread,

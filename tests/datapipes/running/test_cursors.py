@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import Any
 
-from asyncloader.datapipes.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursor_history import CursorHistory
 
 
 def test_collecting_cursors_takes_a_fiftieth_of_the_time_however_dear_they_are() -> None:

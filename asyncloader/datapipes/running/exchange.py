@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from asyncloader.datapipes.cursor_history import CursorHistory
-from asyncloader.datapipes.cursors import Cursors, LastingError
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursors, LastingError
 from asyncloader.waiting import Stopped
 
 T = TypeVar("T")

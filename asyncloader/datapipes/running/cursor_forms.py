@@ -19,8 +19,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.traits import can, has_own_state
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.traits import can, has_own_state
 from asyncloader.errors import SnapshotError
 
 #: More items than any loader yields: ten million a second for most of a year.

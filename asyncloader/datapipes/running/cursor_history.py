@@ -13,7 +13,7 @@ from operator import itemgetter
 from time import perf_counter, thread_time
 from typing import TypeVar
 
-from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.running.cursors import Cursors
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any, Protocol
 
-from asyncloader.datapipes.cursors import aclose_items
+from asyncloader.datapipes.running.cursors import aclose_items
 
 
 class InFlight(Protocol):

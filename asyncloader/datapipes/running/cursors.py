@@ -19,7 +19,7 @@ from collections.abc import (
 from itertools import islice
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.traits import vars_of
+from asyncloader.datapipes.running.traits import vars_of
 from asyncloader.errors import SnapshotError
 from asyncloader.runtime import running_loop
 

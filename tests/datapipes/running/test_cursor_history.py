@@ -2,8 +2,8 @@
 
 import pytest
 
-from asyncloader.datapipes import cursor_history
-from asyncloader.datapipes.cursor_history import Pace
+from asyncloader.datapipes.running import cursor_history
+from asyncloader.datapipes.running.cursor_history import Pace
 
 
 @pytest.mark.parametrize(

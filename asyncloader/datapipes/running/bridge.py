@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from itertools import repeat
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.exchange import Exchange, Nobody
-from asyncloader.datapipes.run_place import PLACE, Home, Startable, present_waiter
+from asyncloader.datapipes.running.exchange import Exchange, Nobody
+from asyncloader.datapipes.running.run_place import PLACE, Home, Startable, present_waiter
 from asyncloader.runtime import LoopThread, contained, released
 from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from asyncloader import DataLoader2
-from asyncloader.datapipes import run_place as home
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch import watching
-from asyncloader.datapipes.watch.frames import OUTSIDE, CodeOwners
-from asyncloader.datapipes.watch.watching import Sampler, Watched, WatchedWait, Watching
+from asyncloader.datapipes.running import run_place as home
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch import watching
+from asyncloader.datapipes.running.watch.frames import OUTSIDE, CodeOwners
+from asyncloader.datapipes.running.watch.watching import Sampler, Watched, WatchedWait, Watching
 from asyncloader.errors import ResourceExhausted
 
 

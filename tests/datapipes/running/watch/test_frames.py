@@ -16,10 +16,10 @@ from torch.utils.data.datapipes.iter import IterableWrapper as TorchWrapper
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.run import RunTree
-from asyncloader.datapipes.watch import frames, watching
-from asyncloader.datapipes.watch.frames import (
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import RunTree
+from asyncloader.datapipes.running.watch import frames, watching
+from asyncloader.datapipes.running.watch.frames import (
     ELSEWHERE,
     HANDING,
     OUTSIDE,
@@ -27,7 +27,7 @@ from asyncloader.datapipes.watch.frames import (
     can_be_looked_at,
     present_frames,
 )
-from asyncloader.datapipes.watch.watching import Sampler, Watched, Watching
+from asyncloader.datapipes.running.watch.watching import Sampler, Watched, Watching
 from asyncloader.graph.walk import breadth_first
 
 

@@ -1,12 +1,13 @@
 """Arguments that a user gives.
 
 This file is about checks that return the value in its plain form, or raise an error that names
-the argument.
+the argument; and about what a message calls a user's function, or a value of a wrong type.
 """
 
 from __future__ import annotations
 
 import codecs
+import functools
 import inspect
 import math
 import operator
@@ -15,7 +16,6 @@ from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from asyncloader.datapipes.naming import function_name
 from asyncloader.tuning import AUTO
 
 
@@ -206,3 +206,19 @@ def _number(of: object, weight: Any) -> float:
         except (TypeError, ValueError):
             pass
     raise TypeError(f"the weight of {of!r} must be a number, got {type(weight).__name__}")
+
+
+# Names of what a user gave ----------------------------------------------------------------
+
+
+def function_name(function: object) -> str:
+    """Return a name for a callable that a reader recognises."""
+    if isinstance(function, functools.partial):
+        return f"partial({function_name(function.func)})"
+    name = getattr(function, "__qualname__", None)
+    return str(name).rpartition("<locals>.")[2] if name else type(function).__name__
+
+
+def kind_name(value: object) -> str:
+    """Return the name of a wrong value's type; for a class, the class's own name."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
