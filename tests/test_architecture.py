@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -321,6 +322,24 @@ def _is_re_export(statement: ast.stmt) -> bool:
 def test_a_file_is_named_for_what_it_is_about():
     offenders = [file.name for file in FILES if file.path.stem in BANNED_NAMES]
     agree(offenders, "a file is one noun; these names say nothing:")
+
+
+def test_no_file_is_called_by_two_names_nor_two_files_of_a_part_by_one():
+    modules = {
+        ".".join(file.path.relative_to(PACKAGE.parent).with_suffix("").parts) for file in FILES
+    }
+    offenders = [
+        f"{file.name}:{node.lineno} {ast.unparse(node)}"
+        for file in FILES
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom) and file.path.name != "__init__.py"
+        for alias in node.names
+        if alias.asname and f"{getattr(node, 'module', '')}.{alias.name}".strip(".") in modules
+    ]
+    agree(offenders, "a file has one name, wherever it is imported:")
+    names = Counter((file.part, file.path.name) for file in FILES if file.path.stem[0] != "_")
+    twice = [f"{part}: {name}" for (part, name), count in names.items() if count > 1]
+    agree(twice, "two files of a part have one name:")
 
 
 # Doors ----------------------------------------------------------------------------------
