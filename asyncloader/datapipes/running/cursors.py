@@ -19,7 +19,6 @@ from collections.abc import (
 from itertools import islice
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.running.traits import vars_of
 from asyncloader.errors import SnapshotError
 from asyncloader.runtime import running_loop
 
@@ -90,7 +89,7 @@ def set_numbers(pipes: Iterable[Any]) -> None:
 
 def number_of(pipe: Any) -> int | None:
     """Return a pipe's number in its graph, or None where no loader gave it one."""
-    number: int | None = vars_of(pipe).get(_NUMBER)
+    number: int | None = vars(pipe).get(_NUMBER)
     return number
 
 

@@ -45,7 +45,6 @@ from asyncloader.datapipes.running.traits import (
     is_async_pipe,
     is_made_elsewhere,
     is_our_stream,
-    vars_of,
     waits,
     yields_groups,
 )
@@ -183,7 +182,7 @@ def _nothing() -> None:
 
 def tree_of(pipe: Any) -> RunTree:
     """Return the tree that runs a pipe, or a new one for a pipe that is used alone."""
-    tree: RunTree | None = vars_of(pipe).get("_tree")
+    tree: RunTree | None = vars(pipe).get("_tree")
     return tree if tree is not None and tree.has(pipe) else RunTree()
 
 
