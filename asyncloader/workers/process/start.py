@@ -201,7 +201,9 @@ class ProcessEngine:
 
     def expect(self, plan: ProcessPlan) -> None:
         if self._method is None and HAS_WORKERS:
-            _in_spawner(partial(expect_fork, plan))
+            # What is wrong is said when a child is started.
+            with contextlib.suppress(Exception):
+                _in_spawner(partial(expect_fork, plan))
 
     async def start(self, plan: ProcessPlan) -> Process:
         timeout, heritage = self.start_seconds, self._heritage
