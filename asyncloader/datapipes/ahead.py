@@ -19,7 +19,6 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.running.run_place import GRACE_SECONDS, telling
@@ -246,16 +245,10 @@ class AheadPass(Pass[T]):
         self.positions = positions_for(pipe, run.tree.yield_order_of(pipe))
         # Such a pass needs no cursor: its reader's position says it all.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
-        source = self.source
-        self.above = CursorHistory(
-            source.put_cursors, self.positions.oldest, source.first_cursors()
-        )
 
     def begin(self) -> int:
         """Note that an item was read; return its position, or BEFORE if it is done already."""
-        position = self.positions.begin()
-        self.above.passed(self.positions.read)
-        return position
+        return self.positions.begin()
 
     def finish(self, position: int, result: Any) -> Any:
         """Return what to yield for a result, or SKIPPED; raise if it is an error."""
@@ -283,8 +276,8 @@ class AheadPass(Pass[T]):
         counts = {"yielded": self.yielded, "errors": self.errors}
         return counts | self.positions.cursor()
 
-    def put_source_cursors(self, into: Cursors) -> None:
-        into.update(self.above.at(self.positions.oldest()))
+    def needs(self) -> int:
+        return self.positions.oldest()
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if self.is_one_to_one:
@@ -292,11 +285,9 @@ class AheadPass(Pass[T]):
         if cursor is None:
             return position
         self.yielded, self.errors = self.positions.resume_at(cursor, position)
-        oldest = self.positions.oldest()
-        # The own cursor keeps all later entries alive, so the history must not hold it.
+        # The own cursor keeps all later entries alive, so the source must not hold it.
         above = {place: each for place, each in cursors.items() if each is not cursor}
-        self.above.restart(oldest, above)
-        self.source.resume(oldest, above)
+        self.source.resume(self.positions.oldest(), above)
         return position - self.yielded
 
 

@@ -345,6 +345,7 @@ class CallWindow(RunningAhead, Generic[T]):
 
     def hold(self, item: Any) -> None:
         position = self._running.begin()
+        self.reads.passed(self._running.positions.read)
         if position == BEFORE:
             return
         call = self._call if self._chosen is None else functools.partial(self._timed, self._chosen)

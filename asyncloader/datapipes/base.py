@@ -389,7 +389,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         run: Run[T_co] = Run(self, tree_of(self))
         makes_passes = type(self).new_pass is not IterDataPipe.new_pass
         if makes_passes and not (self.is_async() and self.waits()):
-            return iter(run.new_pass())
+            return run.iterated()
         if self.is_async():
             return from_loop(run)
         raise NotImplementedError(

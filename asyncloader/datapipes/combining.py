@@ -38,7 +38,6 @@ from asyncloader.datapipes.running.cursor_forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
@@ -142,11 +141,11 @@ class SideBySide(Pass[T]):
     sources: list[Run[Any]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.sources = [self.run.of(source) for source in self.pipe.sources]
+        self.sources = [self.run.of(source, self) for source in self.pipe.sources]
 
     def put_source_cursors(self, into: Cursors) -> None:
         for source in self.sources:
-            source.put_cursors(into)
+            self.put_place(source, into)
 
     def resume_all(self, position: int, cursors: Cursors) -> None:
         """Resume every source after its first ``position`` items."""
@@ -230,24 +229,15 @@ class MuxPass(SideBySide[T]):
 
     rounds: int = 0
     turn: int = 0
-    above: CursorHistory = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        first: Cursors = {}
-        for source in self.sources:
-            first |= source.first_cursors()
-        self.above = CursorHistory(super().put_source_cursors, lambda: self.rounds - 1, first)
-
-    def put_source_cursors(self, into: Cursors) -> None:
+    def needs(self) -> int:
         # All items of the current round were taken already.
         is_whole = self.turn == len(self.sources)
-        into.update(self.above.at(self.rounds if is_whole else self.rounds - 1))
+        return self.rounds if is_whole else self.rounds - 1
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.rounds, behind = divmod(position, len(self.sources))
         self.turn = len(self.sources)
-        self.above.restart(self.rounds, cursors)
         self.resume_all(self.rounds, cursors)
         return behind
 
@@ -258,7 +248,6 @@ class MuxPass(SideBySide[T]):
                 self.rounds += 1
                 for self.turn, item in enumerate(items, 1):
                     yield item
-                self.above.passed(self.rounds)
 
 
 @functional_datapipe("mux_longest")

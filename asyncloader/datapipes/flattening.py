@@ -23,9 +23,6 @@ from asyncloader.datapipes.patterns import (
     END,
     Expander,
     ExpansionPass,
-    Held,
-    Rereader,
-    add_cursors,
     after,
     closing_items,
     users_parts,
@@ -44,7 +41,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     whole,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import CountedPass, Run
 from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError, Tolerance
 
@@ -300,16 +297,16 @@ _EACH_DRAW_COUNTS: Rule = (
 
 @dataclass
 class OpenExpansion(Generic[T]):
-    """The items of one source item, how many of them were taken, and whether that failed."""
+    """The items of a source item, how many of them were taken, and how many errors there were."""
 
-    held: Held[Any]
+    number: int
     parts: Iterator[T]
     offset: int = 0
     errors: int = 0
 
 
 @dataclass
-class ShuffledFlatMapPass(Pass[T]):
+class ShuffledFlatMapPass(CountedPass[T]):
     """One pass over a ShuffledFlatMapper: the expansions it has open, and the draws made.
 
     A pass that has one open at a time is a flatmap.
@@ -320,21 +317,19 @@ class ShuffledFlatMapPass(Pass[T]):
     width: int
     seed: int
     drawn: int = 0
-    taken: int = 0
-    yielded: int = 0
     errors: int = 0
     expansions: list[OpenExpansion[T]] = field(default_factory=list, repr=False)
     #: The numbers of the source items that were open where this pass resumes, and how many
     #: of their items were taken.
     were_open: list[list[int]] = field(default_factory=list, repr=False)
-    cursors: Cursors = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[T]:
         draw = fractions(self.seed, self.drawn).__next__
-        numbers = sorted(number for number, _ in self.were_open)
-        items: Rereader[Any] = Rereader(self.source, numbers, self.taken, self.cursors)
-        with calling(self.pipe.expand, self.pipe) as expand, closing_items(items), self._closing():
-            self._open_again(items.again, expand)
+        numbers, first = sorted(number for number, _ in self.were_open), self.taken
+        again, source = self.source.again(numbers)
+        items = enumerate(source, first)
+        with calling(self.pipe.expand, self.pipe) as expand, closing_items(source), self._closing():
+            self._open_again(dict(zip(numbers, again, strict=True)), expand)
             self._fill(items, expand)
             while self.expansions:
                 self.drawn += 1
@@ -346,17 +341,15 @@ class ShuffledFlatMapPass(Pass[T]):
                     self._fill(items, expand)
                     continue
                 expansion.offset += 1
-                self.yielded += 1
                 yield part
 
-    def _fill(self, items: Rereader[Any], expand: Callable[..., Any]) -> None:
-        for held in islice(items, self.width - len(self.expansions)):
-            self._open(held, expand)
-            self.taken = items.taken
+    def _fill(self, items: Iterator[tuple[int, Any]], expand: Callable[..., Any]) -> None:
+        for number, item in islice(items, self.width - len(self.expansions)):
+            self._open(number, item, expand)
 
-    def _open(self, held: Held[Any], expand: Callable[..., Any]) -> OpenExpansion[T]:
+    def _open(self, number: int, item: Any, expand: Callable[..., Any]) -> OpenExpansion[T]:
         before = self.errors
-        expansion: OpenExpansion[T] = OpenExpansion(held, users_parts(self, expand, held.item))
+        expansion: OpenExpansion[T] = OpenExpansion(number, users_parts(self, expand, item))
         expansion.errors = self.errors - before
         self.expansions.append(expansion)
         return expansion
@@ -379,30 +372,22 @@ class ShuffledFlatMapPass(Pass[T]):
     # Resuming ------------------------------------------------------------------------
 
     def cursor(self) -> Cursor:
-        opened = [[each.held.number, each.offset] for each in self.expansions]
+        opened = [[each.number, each.offset] for each in self.expansions]
         # A resumed pass opens these again, and those that failed fail again.
         again = sum(each.errors for each in self.expansions)
         return {**super().cursor(), "errors": self.errors - again, "open": opened}
 
-    def put_source_cursors(self, into: Cursors) -> None:
-        oldest = min(self.expansions, key=lambda each: each.held.number, default=None)
-        if oldest is not None:
-            add_cursors(oldest.held.before, into)
-        else:
-            self.source.put_cursors(into)
+    def needs(self) -> int | None:
+        return min((each.number for each in self.expansions), default=None)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is None:
-            return position
-        for name in self.cursor_fields:
-            setattr(self, name, cursor[name])
-        self.pipe.follow_seed(self.seed)
-        self.were_open, self.cursors = cursor["open"], cursors
-        return position - self.yielded
+        if cursor is not None:
+            self.were_open = cursor["open"]
+            self.pipe.follow_seed(cursor["seed"])
+        return super().resume_at(position, cursor, cursors)
 
-    def _open_again(self, held: list[Held[Any]], expand: Callable[..., Any]) -> None:
-        items = {each.number: each for each in held}
+    def _open_again(self, items: dict[int, Any], expand: Callable[..., Any]) -> None:
         for number, offset in self.were_open:
-            expansion = self._open(items[number], expand)
+            expansion = self._open(number, items[number], expand)
             while expansion.offset < offset and self._next(expansion) is not END:
                 expansion.offset += 1

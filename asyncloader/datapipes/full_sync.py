@@ -25,7 +25,6 @@ from typing import Any, Generic, Literal, TypeVar
 from asyncloader.arguments import checked_seconds
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, groups_of
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.running.run_place import cancelled, telling
@@ -179,11 +178,11 @@ class FullSyncPass(Pass[T]):
         self.source.resume(max(self._own_before - 1, 0), cursors)
         return 0
 
-    def put_source_cursors(self, into: Cursors) -> None:
-        if self._ahead is None:
-            self.source.put_cursors(into)
-        else:
-            self._ahead.put_source_cursors(into)
+    def lags(self) -> bool:
+        return world_size() > 1
+
+    def needs(self) -> int:
+        return 0 if self._ahead is None else self._ahead.needs()
 
     def counts(self) -> tuple[int, int, bool, int]:
         if self._ahead is None:
@@ -245,7 +244,8 @@ class AgreedAhead(Generic[T]):
         self.repeated: list[T] = []
         self.taken = 0
         self.yielded = 0
-        self.above = CursorHistory(source.put_cursors, self._resumable, source.first_cursors())
+        #: How many items of the source come before those that are counted here.
+        self.first = own_before if self.pads else source.first_position()
         #: How many items may be yielded, those held and padding, and how many agreements there
         #: were.
         self.agreed = 0
@@ -304,13 +304,9 @@ class AgreedAhead(Generic[T]):
         self._reader.wake()
         return group
 
-    def put_source_cursors(self, into: Cursors) -> None:
-        """Add the source's cursors at the items that were yielded."""
-        into.update(self.above.at(self._resumable()))
-
-    def _resumable(self) -> int:
-        """Return how many own items a resumed pass need not make again."""
-        return min(self.yielded, self.taken) - 1 if self.pads else self.yielded
+    def needs(self) -> int:
+        """Return how many items of the source a resumed pass need not make again."""
+        return self.first + (min(self.yielded, self.taken) - 1 if self.pads else self.yielded)
 
     async def _read(self) -> None:
         items = aiter(self.source.abegin())
@@ -321,7 +317,7 @@ class AgreedAhead(Generic[T]):
                 self.held.append(item)
                 del item
                 self.taken += 1
-                self.above.passed(self.taken)
+                self.source.passed(self.first + self.taken)
                 self._agreer.wake()
                 await self._reader.until(self._has_room)
             if self.pads and self.held:

@@ -20,7 +20,7 @@ from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.call import answer_of, calling, is_async, key_of
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns import add_cursors, begin_with, closing_items
+from asyncloader.datapipes.patterns import add_cursors, closing_items
 from asyncloader.datapipes.running.cursor_forms import (
     Form,
     Rule,
@@ -29,9 +29,8 @@ from asyncloader.datapipes.running.cursor_forms import (
     counts,
     fields,
 )
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import CountedPass, Pass, Run
 from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import iterable_source
 
@@ -106,41 +105,29 @@ def _checked_size(name: str, size: int | None, limit_name: str, limit: int | Non
 
 
 @dataclass
-class GroupPass(Pass[Any]):
+class GroupPass(CountedPass[Any]):
     """One pass over a Grouper, which holds the groups that are not yet full."""
 
-    cursor_fields = ("taken", "yielded")
-
-    taken: int = 0
-    yielded: int = 0
     held: int = 0
     #: The positions and items of each group.
     groups: dict[Any, list[tuple[int, Any]]] = field(default_factory=dict, repr=False)
-    above: CursorHistory = field(init=False, repr=False)
     # A heap of (minus the size, first position, key) of every group, with outdated entries
     # too; empty until the largest is needed.
     _by_size: list[tuple[int, int, Any]] = field(default_factory=list, init=False, repr=False)
     _positions: list[int] = field(default_factory=list, init=False, repr=False)
-    _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        source = self.source
-        self.above = CursorHistory(source.put_cursors, self._oldest_held, source.first_cursors())
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
         with calling(pipe.group_key_fn, pipe) as function:
-            for item in self._refilled(function):
+            for position, item in self._refilled(function):
                 key = key_of(pipe, function, item)
-                self._hold(key, item, self.taken)
-                self.taken += 1
+                self._hold(key, item, position)
                 if len(self.groups[key]) == pipe.group_size:
                     yield self._yielded(key)
                 if self.held == pipe.buffer_size:
                     largest = self._largest()
                     if self._may_leave(largest):
                         yield self._yielded(largest)
-                self.above.passed(self.taken)
         while self.groups:
             yield self._yielded(next(iter(self.groups)))
 
@@ -148,31 +135,23 @@ class GroupPass(Pass[Any]):
         positions = [position for group in self.groups.values() for position, _ in group]
         return {**super().cursor(), "held": sorted(positions)}
 
-    def put_source_cursors(self, into: Cursors) -> None:
-        into.update(self.above.at(self._oldest_held()))
-
-    def _oldest_held(self) -> int:
+    def needs(self) -> int:
         # The groups are in the order in which they began.
         oldest = next(iter(self.groups.values()), None)
         return self.taken if oldest is None else oldest[0][0]
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is None:
-            return position
-        self.taken, self.yielded = cursor["taken"], cursor["yielded"]
-        self._positions, self._cursors = cursor["held"], cursors
-        self.above.restart(min(self._positions, default=self.taken), cursors)
-        return position - self.yielded
+        if cursor is not None:
+            self._positions = cursor["held"]
+        return super().resume_at(position, cursor, cursors)
 
-    def _refilled(self, function: Callable[..., Any]) -> Iterator[Any]:
-        """Hold the items again that were held at the cursor; return the items after them."""
-        # Cursors may keep all later entries of unordered pipes alive, so drop these.
-        cursors, self._cursors = self._cursors, {}
-        positions = self._positions
-        again, following = begin_with(self.source, positions, self.taken, cursors)
-        for position, item in zip(positions, again, strict=True):
+    def _refilled(self, function: Callable[..., Any]) -> Iterator[tuple[int, Any]]:
+        """Hold the items again that were held at the cursor; number the items after them."""
+        first = self.taken
+        again, following = self.source.again(self._positions)
+        for position, item in zip(self._positions, again, strict=True):
             self._hold(key_of(self.pipe, function, item), item, position)
-        return following
+        return enumerate(following, first)
 
     def _hold(self, key: Any, item: Any, position: int) -> None:
         group = self.groups.setdefault(key, [])
@@ -186,7 +165,6 @@ class GroupPass(Pass[Any]):
 
     def _yielded(self, key: Any) -> Any:
         items = self._released(key)
-        self.yielded += 1
         return (key, items) if self.pipe.keep_key else items
 
     def _released(self, key: Any) -> list[Any]:

@@ -15,18 +15,11 @@ from typing import Any
 from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, blame, calling, is_async, key_of
-from asyncloader.datapipes.edges import part_of, resume_one
+from asyncloader.datapipes.edges import resume_one
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns import (
-    Held,
-    Rereader,
-    add_cursors,
-    numbers_in,
-    runs_form,
-    runs_of,
-)
+from asyncloader.datapipes.patterns import add_cursors, numbers_in, runs_form, runs_of
 from asyncloader.datapipes.running.cursor_forms import MOST_HELD, Form, counts, fields
-from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 
@@ -135,18 +128,22 @@ class IterJoinPass(Pass[Any]):
     cursor_fields = ("yielded", "ref_taken")
 
     yielded: int = 0
-    ref_taken: int = 0
     dropped: int = 0
-    waiting: dict[Any, Held[Any]] = field(default_factory=dict, repr=False)
-    #: Where this pass resumes: how many items of the other source were taken, the numbers of
-    #: those that waited, and the cursors.
-    ref_began_at: int = 0
+    #: The numbers and the items.
+    waiting: dict[Any, tuple[int, Any]] = field(default_factory=dict, repr=False)
+    #: The numbers of those that waited where this pass resumes.
     waited: list[int] = field(default_factory=list, repr=False)
-    cursors: Cursors = field(default_factory=dict, repr=False)
     refs: Run[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.refs = self.run.of(self.pipe.ref_datapipe)
+        # It lags behind the other source only.
+        self._source = self.run.of(self.pipe.source)
+        self.refs = self.run.of(self.pipe.ref_datapipe, self)
+
+    @property
+    def ref_taken(self) -> int:
+        """How many items of the other source were taken."""
+        return self.refs.count()
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
@@ -155,27 +152,31 @@ class IterJoinPass(Pass[Any]):
                 stack.enter_context(calling(function))
                 for function in (pipe.key_fn, pipe.ref_key, pipe.merge)
             )
-            refs: Rereader[Any] = Rereader(self.refs, self.waited, self.ref_taken, self.cursors)
-            stack.callback(refs.close)
-            for held in refs.again:
-                self.waiting[key_of(pipe, ref_key_fn, held.item)] = held
+            first = self.ref_taken
+            again, following = self.refs.again(self.waited)
+            stack.callback(close_items, following)
+            refs = enumerate(following, first)
+            for number, ref in zip(self.waited, again, strict=True):
+                self.waiting[key_of(pipe, ref_key_fn, ref)] = number, ref
             for item in self.source.begin():
                 key = key_of(pipe, key_fn, item)
                 while key not in self.waiting:
                     self._take_for(key, refs, ref_key_fn)
-                result = pipe.result(key, merge, item, self.waiting[key].item)
+                result = pipe.result(key, merge, item, self.waiting[key][1])
                 del self.waiting[key]
                 self.yielded += 1
                 yield result
 
-    def _take_for(self, wanted: Any, refs: Rereader[Any], ref_key_fn: Callable[..., Any]) -> None:
+    def _take_for(
+        self, wanted: Any, refs: Iterator[tuple[int, Any]], ref_key_fn: Callable[..., Any]
+    ) -> None:
         held = next(refs, None)
         if held is None:
             raise BufferError(
                 f"{self.pipe!r} found no item with the key {wanted!r} in its ref_datapipe; if it"
                 " was dropped before its turn, make buffer_size larger"
             )
-        key = key_of(self.pipe, ref_key_fn, held.item)
+        key = key_of(self.pipe, ref_key_fn, held[1])
         if key in self.waiting:
             raise ValueError(
                 f"{self.pipe!r} got the key {key!r} from its ref_datapipe twice; keys must differ"
@@ -183,7 +184,6 @@ class IterJoinPass(Pass[Any]):
         if key != wanted and len(self.waiting) == self.pipe.buffer_size:
             self._drop_oldest()
         self.waiting[key] = held
-        self.ref_taken = refs.taken
 
     def _drop_oldest(self) -> None:
         del self.waiting[next(iter(self.waiting))]
@@ -196,28 +196,25 @@ class IterJoinPass(Pass[Any]):
             )
 
     def cursor(self) -> Cursor:
-        waiting = runs_of(held.number for held in self.waiting.values())
+        waiting = runs_of(number for number, _ in self.waiting.values())
         dropped = {"dropped": self.dropped} if self.dropped else {}
         return {**super().cursor(), "waiting": waiting, **dropped}
 
     def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
-        oldest = next(iter(self.waiting.values()), None)
-        if oldest is not None:
-            add_cursors(oldest.before, into)
-        elif self.ref_taken == self.ref_began_at:
-            add_cursors(self.cursors, into)
-        else:
-            self.refs.put_cursors(into)
+        add_cursors(self.refs.place(self.needs()), into)
+
+    def needs(self) -> int | None:
+        # The oldest comes first.
+        return next((number for number, _ in self.waiting.values()), None)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
-        self.yielded, self.ref_taken = cursor["yielded"], cursor["ref_taken"]
+        self.yielded = cursor["yielded"]
         self.dropped = cursor.get("dropped", 0)
-        self.ref_began_at = self.ref_taken
         self.waited = numbers_in(cursor["waiting"])
-        self.cursors = part_of(self.refs, cursors)
+        resume_one(self.refs, cursor["ref_taken"], cursors)
         resume_one(self.source, self.yielded, cursors)
         return position - self.yielded
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, is_async
-from asyncloader.datapipes.patterns import Held, Rereader, add_cursors, closing_items
+from asyncloader.datapipes.patterns import closing_items
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Form,
@@ -137,7 +137,6 @@ class Part(Generic[T]):
     stop: int
     length: int
     piece: T
-    before: Cursors
 
 
 @dataclass(eq=False)
@@ -170,36 +169,38 @@ class PackPass(Pass[list[T]]):
     offset: int = 0
     yielded: int = 0
     packs: list[Pack[T]] = field(default_factory=list, repr=False)
-    #: The sequence that was read last; ``offset`` tokens of it were packed, or all.
-    current: Held[T] | None = field(default=None, repr=False)
+    #: The number of the sequence that was read last; ``offset`` tokens of it were packed, or all.
+    current: int | None = None
     #: Number, start, stop and length of each part of each pack that was open where this
     #: pass resumes.
     were_open: list[list[list[int]]] = field(default_factory=list, repr=False)
-    cursors: Cursors = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[list[T]]:
         pipe = self.pipe
-        sequences: Rereader[T] = Rereader(self.source, self._were_held(), self.taken, self.cursors)
+        numbers, first = self._were_held(), self.taken
+        again, sequences = self.source.again(numbers)
         with (
             calling(pipe.len_fn) as length_of,
             calling(pipe.cut) as cut_of,
             closing_items(sequences),
         ):
-            self._open_again(sequences.again, length_of, cut_of)
-            for held in sequences:
-                length = self._checked_length(answer_of(pipe, length_of, held.item))
-                yield from self._pack(held, length, cut_of)
+            self._open_again(dict(zip(numbers, again, strict=True)), length_of, cut_of)
+            for number, sequence in enumerate(sequences, first):
+                length = self._checked_length(answer_of(pipe, length_of, sequence))
+                yield from self._pack(number, sequence, length, cut_of)
             while self.packs and not pipe.drop_last:
                 yield self._yielded(self.packs[0])
 
-    def _pack(self, held: Held[T], length: int, cut_of: Callable[..., Any]) -> Iterator[list[T]]:
-        self.current = held
+    def _pack(
+        self, number: int, sequence: T, length: int, cut_of: Callable[..., Any]
+    ) -> Iterator[list[T]]:
+        self.current = number
         if self.offset > length:
             raise SnapshotError(
                 f"the state does not fit the data: {self.pipe!r} had packed {self.offset} tokens of"
                 f" a sequence that has {length}"
             )
-        while self.taken == held.number:
+        while self.taken == number:
             size = self._size_of_next(length - self.offset)
             pack = self._pack_for(size)
             # A piece that fills a pack needs no place among the open packs: it is yielded at once.
@@ -209,8 +210,8 @@ class PackPass(Pass[list[T]]):
                 pack = Pack(self.pipe.budget)
                 self.packs.append(pack)
             stop = self.offset + size
-            pack.add(self._part(held, self.offset, stop, length, cut_of))
-            self.taken, self.offset = (held.number + 1, 0) if stop == length else (self.taken, stop)
+            pack.add(self._part(number, sequence, self.offset, stop, length, cut_of))
+            self.taken, self.offset = (number + 1, 0) if stop == length else (number, stop)
             if pack.room == 0:
                 yield self._yielded(pack)
 
@@ -230,11 +231,17 @@ class PackPass(Pass[list[T]]):
         return best
 
     def _part(
-        self, held: Held[T], start: int, stop: int, length: int, cut_of: Callable[..., Any]
+        self,
+        number: int,
+        sequence: T,
+        start: int,
+        stop: int,
+        length: int,
+        cut_of: Callable[..., Any],
     ) -> Part[T]:
         is_whole = stop - start == length
-        piece = held.item if is_whole else answer_of(self.pipe, cut_of, held.item, start, stop)
-        return Part(held.number, start, stop, length, piece, held.before)
+        piece = sequence if is_whole else answer_of(self.pipe, cut_of, sequence, start, stop)
+        return Part(number, start, stop, length, piece)
 
     def _yielded(self, pack: Pack[T]) -> list[T]:
         self.packs.remove(pack)
@@ -266,38 +273,35 @@ class PackPass(Pass[list[T]]):
         ]
         return {**super().cursor(), "packs": packs}
 
-    def put_source_cursors(self, into: Cursors) -> None:
+    def needs(self) -> int | None:
         if self.packs:
             # The oldest pack begins with the oldest part that is held.
-            add_cursors(self.packs[0].parts[0].before, into)
-        elif self.current is not None and self.current.number == self.taken:
-            add_cursors(self.current.before, into)
-        else:
-            self.source.put_cursors(into)
+            return self.packs[0].parts[0].number
+        return self.taken if self.current == self.taken else None
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         for name in ("taken", "offset", "yielded"):
             setattr(self, name, cursor[name])
-        self.were_open, self.cursors = cursor["packs"], cursors
+        self.were_open = cursor["packs"]
+        self.source.resume(self.taken, cursors)
         return position - self.yielded
 
     def _were_held(self) -> list[int]:
         return sorted(part[0] for parts in self.were_open for part in parts)
 
     def _open_again(
-        self, held: list[Held[T]], length_of: Callable[..., Any], cut_of: Callable[..., Any]
+        self, sequences: dict[int, T], length_of: Callable[..., Any], cut_of: Callable[..., Any]
     ) -> None:
-        sequences = {each.number: each for each in held}
         self.packs = [Pack(self.pipe.budget) for _ in self.were_open]
         for pack, parts in zip(self.packs, self.were_open, strict=True):
             for number, start, stop, length in parts:
-                again = sequences[number]
-                tokens = self._checked_length(answer_of(self.pipe, length_of, again.item))
+                sequence = sequences[number]
+                tokens = self._checked_length(answer_of(self.pipe, length_of, sequence))
                 if tokens != length:
                     raise SnapshotError(
                         f"the state does not fit the data: sequence {number} of {self.pipe!r} had"
                         f" {length} tokens, and has {tokens}"
                     )
-                pack.add(self._part(again, start, stop, length, cut_of))
+                pack.add(self._part(number, sequence, start, stop, length, cut_of))

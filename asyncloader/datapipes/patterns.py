@@ -1,8 +1,7 @@
 """Base classes of pipes and passes.
 
 ``Applier`` makes at most one result of each item, and ``Expander`` several items out of one. A
-``LaggingPass`` holds items after it has read them, and a ``Rereader`` reads such items again for a
-resumed pass.
+``LaggingPass`` holds items after it has read them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from types import CoroutineType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.call import blame, calling, unawaited
@@ -29,93 +28,12 @@ from asyncloader.datapipes.running.cursor_forms import (
     sieve,
     truth,
 )
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Pass, Run
-from asyncloader.datapipes.running.traits import picks
+from asyncloader.datapipes.running.run import CountedPass, Pass, Run
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
-from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Held(Generic[T]):
-    """An item, its number in the source, and the source's cursors before it."""
-
-    number: int
-    item: T
-    before: Cursors
-
-
-class Rereader(Generic[T]):
-    """Reads the items that were held at a cursor, then the source from number ``taken`` on."""
-
-    def __init__(self, source: Run[T], were_held: list[int], taken: int, cursors: Cursors) -> None:
-        """Begin a pass over ``source``.
-
-        ``were_held`` are the ascending numbers of the items to hold again, and ``cursors``
-        are from before the first of them.
-        """
-        again, self._items = begin_with(source, were_held, taken, cursors)
-        self.again = [
-            Held(number, item, cursors) for number, item in zip(were_held, again, strict=True)
-        ]
-        self.taken = taken
-        # Each held item keeps the cursors it needs, so the history need not.
-        self._history = CursorHistory(source.put_cursors, lambda: self.taken)
-        self._history.restart(taken, cursors)
-
-    def __iter__(self) -> Iterator[Held[T]]:
-        return self
-
-    def __next__(self) -> Held[T]:
-        item = next(self._items)
-        held = Held(self.taken, item, self._history.at(self.taken))
-        self.taken += 1
-        self._history.passed(self.taken)
-        return held
-
-    def close(self) -> None:
-        """Close the source."""
-        close_items(self._items)
-
-
-def begin_with(
-    source: Run[T], held: list[int], taken: int, cursors: Cursors
-) -> tuple[list[T], Iterator[T]]:
-    """Return the items at the ascending positions ``held``, and what follows the first ``taken``.
-
-    If the source can pick items, only the held ones are made again; otherwise all items from
-    the first held one on, and ``cursors`` must be from before that.
-    """
-    if not held:
-        if taken:
-            source.resume(taken, cursors)
-        return [], source.begin()
-    if picks(source.pipe):
-        source.pick(held)
-        items = list(source.begin())
-        _check_whole(source, held, items)
-        source.resume(taken, cursors)
-        return items, source.begin()
-    first = held[0]
-    source.resume(first, cursors)
-    following, wanted = source.begin(), set(held)
-    again = zip(range(first, taken), following, strict=False)
-    items = [item for position, item in again if position in wanted]
-    _check_whole(source, held, items)
-    return items, following
-
-
-def _check_whole(source: Run[T], held: list[int], items: list[T]) -> None:
-    if len(items) < len(held):
-        raise SnapshotError(
-            f"the state does not fit the data: item {held[len(items)]} of"
-            f" {stage_name(source.pipe)} is missing, which was held when the state was taken"
-        )
 
 
 @contextlib.contextmanager
@@ -191,18 +109,9 @@ class LaggingPass(Pass[T]):
 
     taken: int = field(default=0, kw_only=True)
     yielded: int = field(default=0, kw_only=True)
-    above: CursorHistory = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.above = CursorHistory(self.source.put_cursors, lambda: self.taken)
-
-    def put_source_cursors(self, into: Cursors) -> None:
-        into.update(self.above.at(self.taken))
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().resume_at(position, cursor, cursors)
-        self.above.restart(self.taken, cursors)
-        return behind
+    def needs(self) -> int:
+        return self.taken
 
 
 class Applier(OneToOne, IterDataPipe[T]):
@@ -257,25 +166,18 @@ class Applier(OneToOne, IterDataPipe[T]):
                     result = stand_in(error, item, running)
                 if result.__class__ is CoroutineType:
                     raise unawaited(self, result)
-                running.taken += 1
                 if result is not SKIPPED:
-                    running.yielded += 1
                     yield result
                 # Free their memory now: it is in the CPU cache, and the next item can use it.
                 del item, result
 
 
 @dataclass
-class SievePass(Pass[T]):
-    """One pass over a pipe that may leave items out, which counts what it took and yielded.
-
-    The pipe's ``sifted`` yields them, and counts them here.
-    """
+class SievePass(CountedPass[T]):
+    """One pass over a pipe that may leave items out; the pipe's ``sifted`` yields the others."""
 
     cursor_fields = ("taken", "yielded", "errors")
 
-    taken: int = 0
-    yielded: int = 0
     #: How many items the pipe's function failed on.
     errors: int = 0
 
@@ -425,7 +327,7 @@ _EXPANSION = fields(
 
 
 @dataclass
-class ExpansionPass(Pass[T]):
+class ExpansionPass(CountedPass[T]):
     """One pass over an Expander.
 
     ``taken`` counts the items taken. While the pass is ``inside`` the last of them,
@@ -435,7 +337,6 @@ class ExpansionPass(Pass[T]):
 
     cursor_fields = ("taken", "inside", "offset", "before", "errors_before")
 
-    taken: int = 0
     inside: bool = False
     offset: int = 0
     #: How many parts of earlier items were yielded, and how many of the errors belong to those.
@@ -443,20 +344,12 @@ class ExpansionPass(Pass[T]):
     errors_before: int = 0
     #: How many items could not be expanded, or not to their end.
     errors: int = 0
-    above: CursorHistory = field(init=False, repr=False)
     #: How many parts of the next item were yielded already.
     _known: int = field(default=0, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        source = self.source
-        self.above = CursorHistory(
-            source.put_cursors, lambda: self.taken - 1, source.first_cursors()
-        )
 
     def __iter__(self) -> Iterator[T]:
         with self.pipe.expanding(self) as parts_in:
             for item in self.source.begin():
-                self.taken += 1
                 self.inside = True
                 self.offset, self._known = self._known, 0
                 parts = parts_in(item, self.offset)
@@ -469,27 +362,21 @@ class ExpansionPass(Pass[T]):
                         del part
                 finally:
                     close_items(parts)
-                self._finish()
+                # All of the item's parts were yielded.
+                self.before += self.offset
+                self.offset = 0
+                self.inside = False
+                self.errors_before = self.errors
 
-    def _finish(self) -> None:
-        """Note that all of the item's parts were yielded."""
-        self.before += self.offset
-        self.offset = 0
-        self.inside = False
-        self.errors_before = self.errors
-        self.above.passed(self.taken)
-
-    def put_source_cursors(self, into: Cursors) -> None:
-        into.update(self.above.at(self.taken - self.inside))
+    def needs(self) -> int:
+        return self.taken - self.inside
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
-        self.taken = cursor["taken"] - cursor["inside"]
         self._known = cursor["offset"]
         self.before = cursor["before"]
         # A state of an earlier version has none of an unbatch.
         self.errors = self.errors_before = cursor.get("errors_before", 0)
-        self.above.restart(self.taken, cursors)
-        self.source.resume(self.taken, cursors)
+        self.source.resume(cursor["taken"] - cursor["inside"], cursors)
         return position - self.before - self._known

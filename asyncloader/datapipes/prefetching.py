@@ -18,7 +18,6 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.devices import pinned_part, with_parts_changed
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
@@ -174,9 +173,8 @@ class PrefetchPass(Pass[T]):
         self.source.resume(position, cursors)
         return 0
 
-    def put_source_cursors(self, into: Cursors) -> None:
-        if self._ahead is not None:
-            into.update(self._ahead.above.at(self._ahead.yielded))
+    def needs(self) -> int:
+        return 0 if self._ahead is None else self._ahead.first + self._ahead.yielded
 
     def fullness(self) -> tuple[int, int]:
         return (0, 0) if self._ahead is None else self._ahead.fullness()
@@ -196,9 +194,10 @@ class ReadAhead(RunningAhead, Generic[T]):
         #: How many bytes each of the items takes, and all together, where that is limited.
         self._weights: deque[int] = deque()
         self._weight = 0
+        #: How many items of the source come before the first that is read, and how many were.
+        self.first = source.first_position()
         self.taken = 0
         self.yielded = 0
-        self.above = CursorHistory(source.put_cursors, lambda: self.yielded, source.first_cursors())
         self.buffer: deque[T] = deque()
 
     def hold(self, item: T) -> None:
@@ -207,7 +206,7 @@ class ReadAhead(RunningAhead, Generic[T]):
             self._weight += self._weights[-1]
         self.buffer.append(item)
         self.taken += 1
-        self.above.passed(self.taken)
+        self.reads.passed(self.first + self.taken)
         self.wake_consumer()
 
     def has_room(self) -> bool:

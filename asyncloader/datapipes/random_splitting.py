@@ -30,7 +30,7 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Pass, Run, own_tree_of
+from asyncloader.datapipes.running.run import CountedPass, Run, own_tree_of
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import IteratorInvalidated
 
@@ -201,14 +201,12 @@ class Share(IterDataPipe[T]):
 
 
 @dataclass
-class SharePass(Pass[T]):
+class SharePass(CountedPass[T]):
     """One pass over a share: it counts the source's items and its own."""
 
     cursor_fields = ("seed", "taken", "yielded")
 
     seed: int
-    taken: int = 0
-    yielded: int = 0
     is_invalid: bool = False
     _draws: Draws = field(init=False, repr=False)
 
@@ -229,16 +227,13 @@ class SharePass(Pass[T]):
         self._check_valid()
         split, draws = self.split, self._draws
         own = list(split.weights).index(self.pipe.key)
-        for item in self.source.begin():
-            if self.taken == split.total_length:
+        for number, item in enumerate(self.source.begin(), self.taken):
+            if number == split.total_length:
                 raise ValueError(
-                    f"the source of {split!r} has more than {self.taken} items; pass its real"
+                    f"the source of {split!r} has more than {number} items; pass its real"
                     " length as total_length"
                 )
-            is_own = draws.next() == own
-            self.taken += 1
-            if is_own:
-                self.yielded += 1
+            if draws.next() == own:
                 yield item
                 self._check_valid()
 

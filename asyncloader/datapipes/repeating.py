@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asyncloader.arguments import checked_count
@@ -29,9 +29,8 @@ from asyncloader.datapipes.running.cursor_forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.running.run import Pass, Run, RunTree
+from asyncloader.datapipes.running.run import CountedPass, Run, RunTree
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import Branch, OutlastingPass
 
@@ -77,17 +76,15 @@ class Concater(IterDataPipe[T]):
 
 
 @dataclass
-class ConcatPass(OutlastingPass[T]):
+class ConcatPass(OutlastingPass[T], CountedPass[T]):
     """One pass over a Concater: which source is being read, and how much of it was."""
 
     cursor_fields = ("current", "taken", "yielded")
 
     current: int = 0
-    taken: int = 0
-    yielded: int = 0
 
     def __post_init__(self) -> None:
-        self.sources = [self.run.of(source) for source in self.pipe.sources]
+        self.sources = [self.run.of(source, self) for source in self.pipe.sources]
         # Such as the shares of one random_split, which all read its source.
         self._seeds = RoundSeeds(self.run.tree, _read_again(self.pipe.sources))
 
@@ -113,14 +110,11 @@ class ConcatPass(OutlastingPass[T]):
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
         while self.current < len(self.sources):
-            for item in self.source.begin():
-                self.taken += 1
-                self.yielded += 1
-                yield item
+            yield from self.source.begin()
             if self.current == len(self.sources) - 1:
                 return
             self.note_end(self.source)
-            self.current, self.taken = self.current + 1, 0
+            self.current += 1
             self._seeds.begin_next()
 
 
@@ -190,15 +184,13 @@ class Cycler(IterDataPipe[T]):
 
 
 @dataclass
-class CyclePass(Pass[T]):
+class CyclePass(CountedPass[T]):
     """One pass over a Cycler: the rounds that are over, and what was taken in this one."""
 
     cursor_fields = ("rounds", "taken", "yielded")
     follows_source = True
 
     rounds: int = 0
-    taken: int = 0
-    yielded: int = 0
 
     def __post_init__(self) -> None:
         self._seeds = RoundSeeds(self.run.tree, pipes_from(self.pipe.source))
@@ -214,13 +206,11 @@ class CyclePass(Pass[T]):
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
         while self.rounds != self.pipe.count:
-            for item in self.source.begin():
-                self.taken += 1
-                self.yielded += 1
-                yield item
+            yield from self.source.begin()
             if not self.taken:
                 return
-            self.rounds, self.taken = self.rounds + 1, 0
+            self.rounds += 1
+            self.source.rewind()
             self._seeds.begin_next()
 
 
@@ -336,38 +326,27 @@ class Repeater(IterDataPipe[T]):
 
 
 @dataclass
-class RepeatPass(Pass[T]):
+class RepeatPass(CountedPass[T]):
     """One pass over a Repeater: the items taken, and how often the last was yielded."""
 
     cursor_fields = ()
 
-    taken: int = 0
     repeated: int = 0
-    above: CursorHistory = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        source = self.source
-        self.above = CursorHistory(
-            source.put_cursors, lambda: self.taken - 1, source.first_cursors()
-        )
-
-    def put_source_cursors(self, into: Cursors) -> None:
+    def needs(self) -> int:
         # An item that must still be repeated is taken again.
         is_done = self.repeated == self.pipe.times
-        into.update(self.above.at(self.taken if is_done else self.taken - 1))
+        return self.taken if is_done else self.taken - 1
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.taken, behind = divmod(position, int(self.pipe.times))
+        taken, behind = divmod(position, int(self.pipe.times))
         self.repeated = self.pipe.times
-        self.above.restart(self.taken, cursors)
-        self.source.resume(self.taken, cursors)
+        self.source.resume(taken, cursors)
         return behind
 
     def __iter__(self) -> Iterator[T]:
         for item in self.source.begin():
-            self.taken += 1
             self.repeated = 0
             while self.repeated < self.pipe.times:
                 self.repeated += 1
                 yield item
-            self.above.passed(self.taken)

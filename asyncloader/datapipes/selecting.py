@@ -81,9 +81,7 @@ class Filter(IterDataPipe[T]):
                 except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
                     answer = stand_in(error, item, running)
                     kept = answer is not SKIPPED and answer
-                running.taken += 1
                 if kept is not False and (kept is True or self.verdict(kept)):
-                    running.yielded += 1
                     yield item
 
     def verdict(self, answer: Any) -> bool:

@@ -31,12 +31,10 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_dat
 from asyncloader.datapipes.batching import largest_batch
 from asyncloader.datapipes.converting import LookupPass
 from asyncloader.datapipes.flattening import UnBatcher
-from asyncloader.datapipes.patterns import begin_with
 from asyncloader.datapipes.randomness import BLOCK, Shuffling, fractions
 from asyncloader.datapipes.running.cursor_forms import COUNT, SEED, Form, Rule, fields, whole
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items, cursor_of
-from asyncloader.datapipes.running.run import Pass, Run, Stride
+from asyncloader.datapipes.running.run import CountedPass, Pass, Run, Stride
 from asyncloader.datapipes.running.traits import picks
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.errors import SnapshotError
@@ -197,7 +195,7 @@ class Shuffler(Shuffling, IterDataPipe[T]):
 
 
 @dataclass
-class ShufflePass(Pass[T]):
+class ShufflePass(CountedPass[T]):
     """One pass over a Shuffler: a buffer, and one draw from the seed for each item yielded.
 
     A pass without a buffer yields the source's items as they come.
@@ -207,104 +205,84 @@ class ShufflePass(Pass[T]):
 
     buffer_size: int
     seed: int
-    taken: int = 0
-    drawn: int = 0
     buffer: list[Any] = field(default_factory=list, repr=False)
-    above: CursorHistory = field(init=False, repr=False)
-    _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._cursors = self.source.first_cursors()
-        self.above = CursorHistory(self.source.put_cursors, self._oldest_held, self._cursors)
-        # To resume, the buffer holds every item with its position.
-        self._looks_back = self.buffer_size > 0 and not picks(self.pipe.source)
 
     @property
-    def yielded(self) -> int:
-        """How many items were yielded; without a buffer there are no draws to count."""
-        return self.drawn if self.buffer_size else self.taken
+    def drawn(self) -> int:
+        """How many draws were made: one for each item that was yielded."""
+        return self.yielded
 
     def __iter__(self) -> Iterator[T]:
-        return self._shuffled_positions() if self._looks_back else self._shuffled()
+        return self._without_positions() if self.lags() else self._shuffled()
 
-    def _shuffled_positions(self) -> Iterator[T]:
+    def _without_positions(self) -> Iterator[T]:
         positions_and_items = self._shuffled()
         try:
             for _, item in positions_and_items:
                 yield item
-                self.above.passed(self.taken)
         finally:
             close_items(positions_and_items)
 
     def _shuffled(self) -> Iterator[Any]:
-        source = self._refilled()
-        items: Iterator[Any] = enumerate(source, self.taken) if self._looks_back else source
         buffer, draw = self.buffer, fractions(self.seed, self.drawn).__next__
+        first = self.taken
+        source = self._refilled()
+        items: Iterator[Any] = enumerate(source, first) if self.lags() else source
         try:
+            buffer += islice(items, self.buffer_size - len(buffer))
             for item in items:
-                if len(buffer) < self.buffer_size:
-                    self.taken += 1
-                    buffer.append(item)
-                    continue
                 # A product with a fraction is several times faster than randrange,
                 # and its bias is of the order of buffer_size / 2**53.
                 pick = int(draw() * self.buffer_size)
                 buffer.append(item)
-                self.taken += 1
-                self.drawn += 1
                 # As ``swapped_out`` does it; a call takes as long as the rest of the draw.
                 buffer[pick], buffer[-1] = buffer[-1], buffer[pick]
                 yield buffer.pop()
             while buffer:
                 pick = int(draw() * len(buffer))
-                self.drawn += 1
                 buffer[pick], buffer[-1] = buffer[-1], buffer[pick]
                 yield buffer.pop()
         finally:
             buffer.clear()
             close_items(source)
 
-    def put_source_cursors(self, into: Cursors) -> None:
-        if self._looks_back:
-            # A resumed pass makes the held items again, from the oldest on.
-            into.update(self.above.at(self._oldest_held()))
-        else:
-            self.source.put_cursors(into)
+    def lags(self) -> bool:
+        # What can be picked need not be read again from the oldest item on.
+        return self.buffer_size > 0 and not picks(self.pipe.source)
 
-    def _oldest_held(self) -> int:
+    def needs(self) -> int:
+        # Of the held items, which a resumed pass makes again from the oldest on.
         return min((position for position, _ in self.buffer), default=self.taken)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
-        self.seed, self.taken, self.drawn = cursor["seed"], cursor["taken"], cursor["drawn"]
-        if self.buffer_size:
-            self.pipe.follow_seed(self.seed)
-        else:
-            self.taken = self.drawn = position
-        self._cursors = cursors
-        return position - self.drawn
+        self.seed = cursor["seed"]
+        if not self.buffer_size:
+            self.source.resume(position, cursors)
+            return 0
+        self.pipe.follow_seed(self.seed)
+        self.source.resume(cursor["taken"], cursors)
+        return position - int(cursor["drawn"])
 
     def _refilled(self) -> Iterator[T]:
         """Fill the buffer as it was at the cursor; return the items after those."""
-        # Cursors may keep all later entries of unordered pipes alive, so drop these.
-        cursors, self._cursors = self._cursors, {}
-        places = held_places(self.seed, self.buffer_size, self.taken, self.drawn)
-        self.above.restart(next(iter(places), self.taken), cursors)
-        items, following = begin_with(self.source, [*places], self.taken, cursors)
-        if self.drawn > max(0, self.taken - self.buffer_size):
-            self._check_ended(following)
-        held = zip(places, items, strict=True) if self._looks_back else items
+        taken, drawn = self.taken, self.drawn
+        places = held_places(self.seed, self.buffer_size, taken, drawn)
+        items, following = self.source.again([*places])
+        if drawn > max(0, taken - self.buffer_size):
+            self._check_ended(following, taken)
+        held = zip(places, items, strict=True) if self.lags() else items
         self.buffer += [None] * len(places)
         for place, item in zip(places.values(), held, strict=True):
             self.buffer[place] = item
         return following
 
-    def _check_ended(self, following: Iterator[T]) -> None:
+    def _check_ended(self, following: Iterator[T], taken: int) -> None:
         """Raise SnapshotError if there are items: a buffer that is not full is drawn of at last."""
         for _ in following:
             raise SnapshotError(
-                f"the state does not fit the data: {self.pipe!r} had taken {self.taken} items, and"
+                f"the state does not fit the data: {self.pipe!r} had taken {taken} items, and"
                 " no more were left, but there are more now"
             )
 

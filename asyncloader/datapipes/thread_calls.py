@@ -27,7 +27,7 @@ from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.patterns import closing_items
 from asyncloader.datapipes.running.cursor_forms import Form
-from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.naming import brief_name
 from asyncloader.datapipes.running.run import Run, RunTree
 from asyncloader.datapipes.running.run_place import (
@@ -415,9 +415,9 @@ class ThreadMapPass(AheadPass[T]):
         with self._lock:
             return super().cursor()
 
-    def put_source_cursors(self, into: Cursors) -> None:
+    def needs(self) -> int:
         with self._lock:
-            super().put_source_cursors(into)
+            return super().needs()
 
     def _read(self, crew: Crew, home: Home) -> None:
         crew.attend()

@@ -618,7 +618,7 @@ class DirectEpoch(Epoch):
         self._run = run
         self._tree = run.tree
         self._history = CursorHistory(
-            self._put_cursors, lambda: self._made - 1, run.first_cursors()
+            self._put_cursors, lambda: self._made - 1, first=run.first_cursors()
         )
         self._iterator: Iterator[Any] = run.started()
 

@@ -231,9 +231,7 @@ class DiskCachePass(LaggingPass[str]):
     def _items(self) -> Iterator[Any]:
         items = self.source.begin()
         with closing_items(items):
-            for count, item in enumerate(items, self.taken + 1):
-                self.above.passed(count)
-                yield item
+            yield from items
 
     def _paths(self, files: list[str]) -> Iterator[str]:
         yield from files[:-1]

@@ -15,7 +15,6 @@ from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.patterns import add_cursors, closing_items
 from asyncloader.datapipes.prefetching import weight_of
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, keyed_source
@@ -68,8 +67,8 @@ class Kept(Generic[T]):
         self.count = 0
         self._weights: deque[int] = deque()
         self._weight = 0
-        #: Where the source stood at the items.
-        self.history = CursorHistory(source.put_cursors, lambda: 0)
+        #: Knows where the source stood at the items.
+        self.source = source
 
     @property
     def left_out(self) -> int:
@@ -86,7 +85,6 @@ class Kept(Generic[T]):
             while self._weight > self.limit:
                 self.items.popleft()
                 self._weight -= self._weights.popleft()
-        self.history.passed(self.count)
 
 
 @dataclass
@@ -129,9 +127,13 @@ class MemoryCachePass(Pass[T]):
 
     def put_source_cursors(self, into: Cursors) -> None:
         if self.kept is not None and self.yielded > self.kept.left_out:
-            add_cursors(self.kept.history.at(self.yielded), into)
+            add_cursors(self.kept.source.place(self.yielded), into)
         else:
             self.source.put_cursors(into)
+
+    def needs(self) -> int:
+        # What is kept is in later passes what the source would have yielded there.
+        return 0
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position

@@ -339,7 +339,6 @@ class ParagraphPass(LaggingPass[tuple[str, Any]]):
                     self.lines.append(line)
                 else:
                     self.taken += 1
-                self.above.passed(self.taken + len(self.lines))
             if self.lines:
                 yield self._paragraph(join)
 

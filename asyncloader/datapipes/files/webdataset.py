@@ -65,7 +65,6 @@ class SamplePass(LaggingPass[dict[str, Any]]):
                 self._add(key, ending, data)
             del data
             self.held += 1
-            self.above.passed(self.taken + self.held)
         if self.sample:
             yield self._whole()
 

@@ -66,7 +66,7 @@ class Exchange(Generic[T]):
         self._taken = 0
         # How many items were taken before the latest group; all of those were yielded.
         self._taken_before = 0
-        self._history = CursorHistory(put, lambda: self._taken_before, first)
+        self._history = CursorHistory(put, lambda: self._taken_before, first=first)
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False

@@ -24,6 +24,7 @@ from itertools import chain
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from asyncloader.datapipes.running.bridge import from_loop, from_thread
+from asyncloader.datapipes.running.cursor_history import Count, CursorHistory
 from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
@@ -37,6 +38,7 @@ from asyncloader.datapipes.running.cursors import (
 )
 from asyncloader.datapipes.running.exchange import Exchange, Nobody
 from asyncloader.datapipes.running.in_flight import current_device, handed_over
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
     begins_anywhere,
     hands_over,
@@ -45,6 +47,7 @@ from asyncloader.datapipes.running.traits import (
     is_async_pipe,
     is_made_elsewhere,
     is_our_stream,
+    picks,
     waits,
     yields_groups,
 )
@@ -197,9 +200,10 @@ def own_tree_of(pipe: Any) -> RunTree:
 class Run(Generic[T]):
     """One reader's use of a pipe in an epoch. Each ``begin`` is a pass over the pipe."""
 
-    def __init__(self, pipe: Any, tree: RunTree) -> None:
+    def __init__(self, pipe: Any, tree: RunTree, reader: Pass[Any] | None = None) -> None:
         self.pipe = pipe
         self.tree = tree
+        self._reader = reader
         #: How many items the reader takes together. A pipe that looks items up may do so for as
         #: many at once; where it stands counts what it has yielded all the same.
         self.at_once = 1
@@ -209,13 +213,23 @@ class Run(Generic[T]):
         #: Where the next pass begins: a position with cursors from there or earlier, or a list
         #: of the only positions to yield.
         self._start: tuple[int, Cursors] | list[int] | None = None
+        #: How many items come before the first that the reader gets, and before the first that
+        #: is made; and what counts those that are made.
+        self._first = 0
+        self._made_from = 0
+        self._count = Count()
+        #: Where the pipe stood, if the reader lags behind what it has read.
+        self._history: CursorHistory | None = None
+        #: Notes where it stands, if it is time to, when so many of its items have come: for a
+        #: reader that lags and counts them itself.
+        self.passed: Callable[[int], None] = _not_noted
         self._crossing: Exchange[T] | None = None
         self._pass: Pass[T] | None = None
         self._own_state: OwnState | None = None
 
-    def of(self, source: Any) -> Run[Any]:
-        """Return a run of another pipe in the same tree."""
-        return Run(source, self.tree)
+    def of(self, source: Any, reader: Pass[Any] | None = None) -> Run[Any]:
+        """Return a run of another pipe in the same tree, which that pass reads."""
+        return Run(source, self.tree, reader)
 
     # Where it begins --------------------------------------------------------------------
 
@@ -240,6 +254,22 @@ class Run(Generic[T]):
         """Return how many items are before the one at which the next pass begins."""
         return self._start[0] if isinstance(self._start, tuple) else 0
 
+    def count(self) -> int:
+        """Return how many of the pipe's items come before the one that the reader gets next.
+
+        They are counted for a reader that is a ``CountedPass``, or lags. Any thread may ask.
+        """
+        return self.first_position() if self._start else max(self._first, self.made())
+
+    def rewind(self) -> None:
+        """Let the next pass begin at the first item, and count from there."""
+        self._start, self._count = None, Count()
+        self._first = self._made_from = 0
+
+    def made(self) -> int:
+        """Return how many of its items a ``CountedPass`` has yielded, dropped ones included."""
+        return self._made_from + self._count.passed()
+
     def first_cursors(self) -> Cursors:
         """Return the cursors with which the next pass begins."""
         if isinstance(self._start, tuple):
@@ -257,13 +287,74 @@ class Run(Generic[T]):
 
     def begin(self) -> Iterator[T]:
         """Iterate the pipe in this thread; an async pipe runs on a loop and is bridged."""
-        if is_async_pipe(self.pipe) and waits(self.pipe):
-            return from_loop(self, self._crossed())
-        self._crossing = None
-        return self._started_here()
+        self._keep_history()
+        picks = isinstance(self._start, list)
+        items = self._begun()
+        history = self._history
+        return items if history is None or picks else history.noting(items, self.count)
+
+    def again(self, positions: list[int]) -> tuple[list[T], Iterator[T]]:
+        """Return the items at these positions, and those with which ``begin`` would begin.
+
+        The positions ascend, and come before those. If the pipe can pick items, only these are
+        made again; otherwise all from the first of them on, and the cursors must be from before
+        that.
+        """
+        if not positions:
+            return [], self.begin()
+        then, cursors = self.first_position(), self.first_cursors()
+        if picks(self.pipe):
+            self.pick(positions)
+            items = list(self.begin())
+            self._check_whole(positions, items)
+            self.resume(then, cursors)
+            return items, self.begin()
+        self.resume(positions[0], cursors)
+        self._keep_history()
+        following, wanted = self._begun(), set(positions)
+        # No place is noted here: the reader does not hold yet what it needs.
+        numbered = zip(range(positions[0], then), following, strict=False)
+        items = [item for position, item in numbered if position in wanted]
+        self._check_whole(positions, items)
+        history = self._history
+        return items, following if history is None else history.noting(following, self.count)
+
+    def _check_whole(self, positions: list[int], items: list[T]) -> None:
+        if len(items) < len(positions):
+            raise SnapshotError(
+                f"the state does not fit the data: item {positions[len(items)]} of"
+                f" {stage_name(self.pipe)} is missing, which was held when the state was taken"
+            )
+
+    def _begun(self) -> Iterator[T]:
+        if not (is_async_pipe(self.pipe) and waits(self.pipe)):
+            self._crossing = None
+            return self._started_here()
+        self._first = self.first_position()
+        items = from_loop(self, self._crossed())
+        return self._counting(items, self._first) if self._counts() else items
+
+    def _counts(self) -> bool:
+        reader = self._reader
+        return reader is not None and (reader.counts_edges or reader.lags())
+
+    def _counting(self, items: Iterator[T], made_from: int) -> Iterator[T]:
+        self._made_from, self._count = made_from, Count()
+        return self._count.counted(items)
+
+    def _keep_history(self) -> None:
+        reader = self._reader
+        if reader is not None and reader.lags():
+            first = self.first_position(), self.first_cursors()
+            self._history = CursorHistory(self.put_cursors, reader.needs, *first)
+            self.passed = self._history.passed
 
     def abegin(self) -> AsyncIterable[T]:
-        """Iterate the pipe on the running loop; a sync pipe runs in a thread and is bridged."""
+        """Iterate the pipe on the running loop; a sync pipe runs in a thread and is bridged.
+
+        A reader that lags tells how many items have come, by ``passed``.
+        """
+        self._keep_history()
         if is_async_pipe(self.pipe):
             self._crossing = None
             return self.astarted()
@@ -292,21 +383,35 @@ class Run(Generic[T]):
 
     def _started_here(self) -> Iterator[T]:
         pipe, start = self.pipe, self._take_start()
-        if has_own_state(pipe):
-            return OwnState.of(self, start).items()
-        if not has_passes(pipe):
-            if isinstance(start, list):
-                return pipe.iter_at(start)  # type: ignore[no-any-return]  # its own items
-            if start is not None and begins_anywhere(pipe):
-                return pipe.iter_from(start[0])  # type: ignore[no-any-return]  # its own items
-            return dropped(iter(pipe), 0 if start is None else start[0])
-        begun = self.new_pass()
         if isinstance(start, list):
-            return begun.iter_at(start)
-        behind = (
-            0 if start is None else begun.resume_at(start[0], self._cursor_in(start[1]), start[1])
-        )
-        return dropped(iter(begun), behind)
+            items = self.new_pass().iter_at(start) if has_passes(pipe) else pipe.iter_at(start)
+            return items
+        self._first = 0 if start is None else start[0]
+        if has_own_state(pipe):
+            items = OwnState.of(self, start).items()
+            return self._counting(items, self._first) if self._counts() else items
+        if has_passes(pipe):
+            return self._iterated(self.new_pass(), start)
+        if start is not None and begins_anywhere(pipe):
+            items, behind = pipe.iter_from(self._first), 0
+        else:
+            items, behind = iter(pipe), self._first
+        if self._counts():
+            items = self._counting(items, self._first - behind)
+        return dropped(items, behind)
+
+    def iterated(self) -> Iterator[T]:
+        """Begin a pass at the first item, in this thread."""
+        return self._iterated(self.new_pass(), None)
+
+    def _iterated(self, begun: Pass[T], start: tuple[int, Cursors] | None) -> Iterator[T]:
+        behind = 0
+        if start is not None:
+            behind = begun.resume_at(start[0], self._cursor_in(start[1]), start[1])
+        items = iter(begun)
+        if begun.counts_edges or self._counts():
+            items = self._counting(items, self._first - behind)
+        return dropped(items, behind)
 
     def astarted(self) -> AsyncIterable[T]:
         """Begin an async pass where ``resume`` said, on the running loop."""
@@ -363,6 +468,19 @@ class Run(Generic[T]):
         else:
             self.put_own_cursors(into)
 
+    def place(self, needed: int | None) -> Cursors:
+        """Return the newest cursors that were noted when at most ``needed`` items had come.
+
+        None is for the present ones; where no item has come, those are the first.
+        """
+        if self._history is None:
+            return self.first_cursors()
+        if needed is not None or not self._count.passed():
+            return self._history.at(self.count() if needed is None else needed)
+        present: Cursors = {}
+        self.put_cursors(present)
+        return present
+
     def put_own_cursors(self, into: Cursors) -> None:
         """Add the same cursors at the position of the thread or task that iterates the pipe."""
         beginnings = self.tree.beginnings_of(self.pipe)
@@ -378,6 +496,10 @@ class Run(Generic[T]):
     def keep_own_state(self, state: OwnState) -> None:
         """Note the pass over a source that has a ``state_dict``."""
         self._own_state = state
+
+
+def _not_noted(count: int) -> None:
+    """Note nothing: nobody lags."""
 
 
 @dataclass
@@ -403,6 +525,9 @@ class Pass(Generic[T_co]):
     #: Whether it yields one item for each item of its source, so that nobody need count them.
     follows_source: ClassVar[bool] = False
 
+    #: Whether what it takes and yields is counted for it; see ``CountedPass``.
+    counts_edges: ClassVar[bool] = False
+
     run: Run[Any] = field(repr=False)
     # No cached_property: that would make all fields slower to read and write.
     _source: Run[Any] | None = field(default=None, init=False, repr=False)
@@ -416,7 +541,7 @@ class Pass(Generic[T_co]):
     def source(self) -> Run[Any]:
         """The run of what the pipe reads."""
         if self._source is None:
-            self._source = self.run.of(self.reads())
+            self._source = self.run.of(self.reads(), self)
         return self._source
 
     def reads(self) -> Any:
@@ -437,9 +562,28 @@ class Pass(Generic[T_co]):
         """Return the position of the pass between two items, as plain data."""
         return {name: getattr(self, name) for name in self.cursor_fields or ()}
 
+    def needs(self) -> int | None:
+        """Return how many items of the source a resumed pass does not need any more.
+
+        A pass that has read items which it still needs says so here; None is for all that came.
+        Asked in the thread that reads the source, and in that which asks for cursors.
+        """
+        return None
+
+    def lags(self) -> bool:
+        """Whether it may need items that it has read, so that it has to be noted where they are."""
+        return type(self).needs is not Pass.needs
+
     def put_source_cursors(self, into: Cursors) -> None:
         """Add the cursors of the pipes that the pass reads, if it has begun to."""
-        self.source.put_cursors(into)
+        self.put_place(self.source, into)
+
+    def put_place(self, source: Run[Any], into: Cursors) -> None:
+        """Add the cursors of a source, from before the first item that a resumed pass needs."""
+        if self.lags():
+            into.update(source.place(self.needs()))
+        else:
+            source.put_cursors(into)
 
     def holds_much(self) -> bool:
         """Whether the items that were yielded hold much memory that others need."""
@@ -480,9 +624,31 @@ class Pass(Generic[T_co]):
             # A pipe that defines no cursor_form is checked only here.
             raise SnapshotError(f"the state of a {type(self).__qualname__} has no {min(missing)!r}")
         for name in self.cursor_fields:
-            setattr(self, name, cursor[name])
+            if not (self.counts_edges and name in _COUNTED):
+                setattr(self, name, cursor[name])
         self.source.resume(cursor["taken"], cursors)
         return position - int(cursor["yielded"])
+
+
+#: What the edges count for a ``CountedPass``.
+_COUNTED = frozenset({"taken", "yielded"})
+
+
+class CountedPass(Pass[T_co]):
+    """A pass whose place is how many items it has taken and yielded. It counts neither itself."""
+
+    cursor_fields: ClassVar[tuple[str, ...]] = ("taken", "yielded")
+    counts_edges = True
+
+    @property
+    def taken(self) -> int:
+        """How many items of the source have come."""
+        return self.source.count()
+
+    @property
+    def yielded(self) -> int:
+        """How many items were yielded."""
+        return self.run.made()
 
 
 class OwnState:

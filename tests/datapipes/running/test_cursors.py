@@ -17,7 +17,7 @@ def test_collecting_cursors_takes_a_fiftieth_of_the_time_however_dear_they_are()
         sum(range(10_000))
         costs.append(time.thread_time() - begun)
 
-    history = CursorHistory(put, oldest=lambda: 0)
+    history = CursorHistory(put, needed=lambda: 0)
     begun = time.perf_counter()
     for count in itertools.count(1):
         history.passed(count)
