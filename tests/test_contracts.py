@@ -22,7 +22,7 @@ import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.base import is_map_pipe
-from asyncloader.datapipes.running.cursor_forms import form_of_pipe, no_cursor, of_a_pass
+from asyncloader.datapipes.running.cursor_forms import form_of_pipe, no_cursor
 from asyncloader.datapipes.running.traits import is_sharding
 from asyncloader.datapipes.running.unordered import settled
 from asyncloader.datapipes.sources import iterable_source
@@ -202,18 +202,16 @@ def test_a_cursor_has_a_form(pipe_class):
     pipes = breadth_first(iterable_source(graph))
     for cursors in cursors_along(pipes[0])[1]:
         for number, cursor in settled(cursors).items():
-            pipe, names = pipes[number], ", ".join(f'"{name}"' for name in cursor)
-            line = f"return fields(counts({names}))"
-            where = f"{inspect.getsourcefile(type(pipe))}, class {type(pipe).__name__}"
+            pipe, where = pipes[number], f"{inspect.getsourcefile(type(pipes[number]))}"
             form = form_of_pipe(pipe)
-            assert form not in (of_a_pass, no_cursor), (
-                f"say what the cursors look like, beside new_pass; add to {where}:\n"
-                f"    def cursor_form(self) -> Form:\n        {line}"
+            assert form is not no_cursor, (
+                f"say what is saved, by a class State with the fields {', '.join(cursor)}, and"
+                f" name it in {where}, class {type(pipe).__name__}"
             )
             try:
                 form(cursor, type(pipe).__name__, lambda number: form_of_pipe(pipes[number]))
             except SnapshotError as error:
-                pytest.fail(f"{error}\nmend cursor_form to fit what cursor() returns, in {where}")
+                pytest.fail(f"{error}\nmend the annotations of its State, in {where}")
 
 
 @every_pipe

@@ -227,7 +227,6 @@ def nothing_ahead(is_paused: bool) -> None:
 class AheadPass(Pass[T]):
     """One pass over a pipe that calls a function for each item, with many calls running."""
 
-    cursor_fields = ()
     holds_calls = True
     runs_ahead = True
 
@@ -273,8 +272,7 @@ class AheadPass(Pass[T]):
     def cursor(self) -> Cursor:
         if self.is_one_to_one:
             return {}
-        counts = {"yielded": self.yielded, "errors": self.errors}
-        return counts | self.positions.cursor()
+        return self.positions.state(self.yielded, self.errors).saved()
 
     def needs(self) -> int:
         return self.positions.oldest()

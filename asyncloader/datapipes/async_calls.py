@@ -40,12 +40,12 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, itself, watched_async
 from asyncloader.datapipes.columns import change_async, checked_columns
 from asyncloader.datapipes.running.bridge import taken_at
-from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.running.cursor_forms import State
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.datapipes.running.run import Pass, Run, RunTree
 from asyncloader.datapipes.running.run_place import Home, cancelled
-from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, form_ahead
+from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, state_ahead
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, Tolerance, failure_of
 from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
@@ -522,8 +522,9 @@ class AsyncMapper(IterDataPipe[T]):
     def first_cursor(self, tree: RunTree) -> Cursor:
         return first_cursor(tree.yield_order_of(self))
 
-    def cursor_form(self) -> Form:
-        return form_ahead(self)
+    @property
+    def State(self) -> type[State] | None:  # type: ignore[override]
+        return state_ahead(self)
 
     def has_no_order(self) -> bool:
         return not self.ordered
@@ -655,8 +656,8 @@ class BatchAsyncMapper(AsyncMapper[T]):
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         return AsyncMapPass(run) if self.flattens else ListPass(run)
 
-    def yielded_at(self, cursor: Cursor) -> int:
-        yielded = super().yielded_at(cursor)
+    def yielded_at(self, state: Any) -> int:
+        yielded = super().yielded_at(state)
         return yielded if self.flattens else yielded // self.batch_size
 
 

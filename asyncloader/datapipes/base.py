@@ -16,15 +16,14 @@ import functools
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from asyncloader.datapipes.running.bridge import from_loop
-from asyncloader.datapipes.running.cursor_forms import MOST, Form, no_cursor, of_a_pass
+from asyncloader.datapipes.running.cursor_forms import MOST, Of, State, whole
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Pass, Run, RunTree, Stride, tree_of
 from asyncloader.datapipes.running.traits import (
-    has_passes,
     is_of_package,
     is_ours,
     torch_methods,
@@ -215,6 +214,9 @@ class DataPipe:
     #: Whether the sources are read one after another, so that the same pipe may occur twice.
     reads_in_turn: ClassVar[bool] = False
 
+    #: What is saved of its place; None where its position says it all, or it has no place.
+    State: type[State] | None = None
+
     #: The pipes this one reads from. If it is not set, they are found among the attributes.
     edges: Iterable[Any] | None = None
 
@@ -272,16 +274,12 @@ class DataPipe:
         """Return a bound of how many items the pipe yields, if plain data say one; else MOST."""
         return MOST
 
-    def cursor_form(self) -> Form:
-        """Return the form of this pipe's cursors; a loaded state is checked against it.
+    def begin_at(self, state: Any) -> None:
+        """Note the state from which the current pass resumes, if later passes follow from it."""
 
-        A pipe whose passes have ``cursor_fields`` or define ``cursor`` must override this.
-        """
-        return no_cursor
-
-    def yielded_at(self, cursor: Cursor) -> int:
-        """Return how many items were yielded at a cursor, or a smaller number."""
-        return int(cursor.get("yielded", 0))
+    def yielded_at(self, state: Any) -> int:
+        """Return how many items the pipe had yielded at a state of its, or a smaller number."""
+        return int(state.position())
 
     def first_cursor(self, tree: RunTree) -> Cursor:
         """Return a cursor of the next pass's beginning, which includes all that it yields.
@@ -381,9 +379,6 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         iterates = cls.__iter__ is not IterDataPipe.__iter__
         aiterates = cls.__aiter__ is not IterDataPipe.__aiter__
         return cls.new_pass is not IterDataPipe.new_pass and not iterates and not aiterates
-
-    def cursor_form(self) -> Form:
-        return of_a_pass if has_passes(self) else no_cursor
 
     def __iter__(self) -> Iterator[T_co]:
         run: Run[T_co] = Run(self, tree_of(self))
@@ -519,6 +514,10 @@ def is_pipe(value: object) -> bool:
 def most_items(pipe: Any) -> int:
     """Return a bound of how many items a pipe yields, where one is known; otherwise MOST."""
     return pipe.most_items() if is_ours(pipe) else MOST
+
+
+#: In a State: a number of items of the source.
+OfSource = Annotated[int, Of(lambda pipe: whole(most=most_items(pipe.source)))]
 
 
 def most_of(data: Any) -> int:

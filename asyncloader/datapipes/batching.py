@@ -31,10 +31,7 @@ from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items,
 from asyncloader.datapipes.running.run import Pass, Run, Stride
 from asyncloader.datapipes.running.run_place import cancelled, telling
 from asyncloader.datapipes.running.traits import can_share, is_ours, picks
-from asyncloader.datapipes.sources import (
-    iterable_source,
-    keyed_source,
-)
+from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.runtime import begin_task
 from asyncloader.waiting import LoopWaiter
 
@@ -211,8 +208,6 @@ class Batcher(IterDataPipe[list[T]]):
 class BatchPass(Pass[Any]):
     """One pass over a Batcher; its position follows from its source's."""
 
-    cursor_fields = ()
-
     taken: int = 0
     yielded: int = 0
 
@@ -252,6 +247,7 @@ class BatchPass(Pass[Any]):
 class TimedBatchPass(Pass[Any]):
     """One pass over a Batcher that closes batches by the clock."""
 
+    has_place = False
     runs_ahead = True
 
     async def __aiter__(self) -> AsyncIterator[Any]:

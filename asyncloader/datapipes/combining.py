@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import Any, TypeVar, overload
+from typing import Annotated, Any, TypeVar, overload
 
 from asyncloader.arguments import checked_mapping, checked_weight, kind_name
 from asyncloader.datapipes.base import (
@@ -28,12 +29,12 @@ from asyncloader.datapipes.edges import beginning, resume_one
 from asyncloader.datapipes.randomness import Seeded, fractions
 from asyncloader.datapipes.replaying import put_unordered_cursors
 from asyncloader.datapipes.running.cursor_forms import (
-    SEED,
+    Count,
     Form,
-    Rule,
+    Of,
+    Seed,
+    State,
     ascending,
-    counts,
-    fields,
     list_of,
     row,
     whole,
@@ -135,8 +136,6 @@ class Zipper(Together[tuple[Any, ...]]):
 @dataclass
 class SideBySide(Pass[T]):
     """A pass that takes the same number of items from every source."""
-
-    cursor_fields = ()
 
     sources: list[Run[Any]] = field(init=False, repr=False)
 
@@ -250,6 +249,17 @@ class MuxPass(SideBySide[T]):
                     yield item
 
 
+class InTurn(State):
+    """The place of a MultiplexerLongest: whose turn it was last, and who has ended."""
+
+    yielded: Count = 0
+    turn: Annotated[int, Of(lambda pipe: whole(-1, len(pipe.sources) - 1))] = -1
+    rounds: Count = 0
+    ended: Annotated[list[int], Of(lambda pipe: ascending(below=len(pipe.sources)))] = field(
+        default_factory=list
+    )
+
+
 @functional_datapipe("mux_longest")
 class MultiplexerLongest(Together[T]):
     """Yield one item from each source in turn, without those that ended, until all have.
@@ -258,6 +268,8 @@ class MultiplexerLongest(Together[T]):
     >>> list(IterableWrapper([0, 1, 2]).mux_longest(IterableWrapper([10])))
     [0, 10, 1, 2]
     """
+
+    State = InTurn
 
     def __init__(self, *datapipes: Iterable[T]) -> None:
         self.sources = iterable_sources(datapipes)
@@ -268,55 +280,42 @@ class MultiplexerLongest(Together[T]):
     def new_pass(self, run: Run[Any]) -> MuxLongestPass[T]:
         return MuxLongestPass(run)
 
-    def cursor_form(self) -> Form:
-        count = len(self.sources)
-        own = {"turn": whole(-1, count - 1), "ended": ascending(below=count)}
-        return fields({**own, **counts("yielded", "rounds")})
-
 
 @dataclass
 class MuxLongestPass(UnevenPass[T]):
-    """One pass over a MultiplexerLongest: whose turn it was last, and who has ended."""
+    """One pass over a MultiplexerLongest."""
 
-    cursor_fields = ("yielded", "turn", "rounds")
-
-    yielded: int = 0
-    turn: int = -1
-    rounds: int = 0
-    ended: set[int] = field(default_factory=set)
-
-    def cursor(self) -> Cursor:
-        return {**super().cursor(), "ended": sorted(self.ended)}
+    state: InTurn = field(default_factory=InTurn, kw_only=True)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
-        self.yielded, self.turn, self.rounds = cursor["yielded"], cursor["turn"], cursor["rounds"]
-        self.ended = set(cursor["ended"])
+        self.state = state = InTurn.loaded(cursor)
         # A source that had ended has fewer items than this.
-        taken = (self.rounds + (place <= self.turn) for place in range(len(self.sources)))
+        taken = (state.rounds + (place <= state.turn) for place in range(len(self.sources)))
         self.resume_each(taken, cursors)
-        return position - self.yielded
+        return position - state.yielded
 
     def __iter__(self) -> Iterator[T]:
         self.note_begin()
+        state = self.state
         with readers(self.sources) as iterators:
-            first = self.turn + 1
-            while len(self.ended) < len(iterators):
+            first = state.turn + 1
+            while len(state.ended) < len(iterators):
                 for turn in range(first, len(iterators)):
-                    if turn in self.ended:
+                    if turn in state.ended:
                         continue
                     item = next(iterators[turn], _END)
                     if item is _END:
-                        self.ended.add(turn)
+                        insort(state.ended, turn)
                         self.note_end(self.sources[turn])
                         continue
-                    self.turn = turn
+                    state.turn = turn
                     self.note_taken(turn)
-                    self.yielded += 1
+                    state.yielded += 1
                     yield item
-                self.rounds += 1
-                self.turn, first = -1, 0
+                state.rounds += 1
+                state.turn, first = -1, 0
 
 
 _END: Any = object()
@@ -351,6 +350,31 @@ def _is_from_end(key: Any) -> bool:
         return False
 
 
+def _taken_form(pipe: SampleMultiplexer[Any]) -> Form:
+    return row(*(whole(most=most_items(source)) for source in pipe.sources))
+
+
+def _ended_form(pipe: SampleMultiplexer[Any]) -> Form:
+    count = len(pipe.sources)
+    return list_of(whole(most=count - 1), most=count)
+
+
+class Mixed(State):
+    """The place of a SampleMultiplexer: its draws, and the items taken of each source."""
+
+    seed: Seed
+    drawn: Count = 0
+    yielded: Count = 0
+    taken: Annotated[list[int], Of(_taken_form)] = field(default_factory=list)
+    ended: Annotated[list[int], Of(_ended_form)] = field(default_factory=list)
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        if self.yielded != sum(self.taken):
+            yield "as many items were yielded as were taken of all sources"
+        if self.drawn != self.yielded + len(set(self.ended)):
+            yield "each draw is for an item, or for a source that has ended"
+
+
 class SampleMultiplexer(Seeded, IterDataPipe[T]):
     """Yield items of several sources, drawing each time which one gives its next.
 
@@ -364,6 +388,8 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
     >>> list(SampleMultiplexer({rare: 1, common: 3}, seed=2))
     ['a', 0, 'b', 1, 2, 3, 4, 5]
     """
+
+    State = Mixed
 
     @overload
     def __init__(
@@ -398,59 +424,39 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
         return tuple(self.pipes_to_weights_dict)
 
     def new_pass(self, run: Run[Any]) -> MixPass[T]:
-        return MixPass(run, self.next_seed() if self.seed is None else self.seed)
-
-    def cursor_form(self) -> Form:
-        count = len(self.pipes_to_weights_dict)
-        own = {"seed": SEED, **counts("drawn", "yielded")}
-        taken = row(*(whole(most=most_items(source)) for source in self.pipes_to_weights_dict))
-        own |= {"taken": taken, "ended": list_of(whole(most=count - 1), most=count)}
-        return fields(own, _WHAT_WAS_TAKEN_CAME, _EACH_DRAW_COUNTS)
-
-
-_WHAT_WAS_TAKEN_CAME: Rule = (
-    "as many items were yielded as were taken of all sources",
-    lambda cursor: cursor["yielded"] == sum(cursor["taken"]),
-)
-_EACH_DRAW_COUNTS: Rule = (
-    "each draw is for an item, or for a source that has ended",
-    lambda cursor: cursor["drawn"] == cursor["yielded"] + len(set(cursor["ended"])),
-)
+        seed = self.next_seed() if self.seed is None else self.seed
+        return MixPass(run, state=Mixed(seed=seed))
 
 
 @dataclass
 class MixPass(UnevenPass[T]):
-    """One pass over a SampleMultiplexer: its draws, and the items taken of each source."""
+    """One pass over a SampleMultiplexer."""
 
-    cursor_fields = ("seed", "drawn", "yielded")
-
-    seed: int
-    drawn: int = 0
-    yielded: int = 0
-    ended: list[int] = field(default_factory=list)
+    state: Mixed = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._weights = [*self.pipe.pipes_to_weights_dict.values()]
 
     def __iter__(self) -> Iterator[T]:
-        draw = fractions(self.seed, self.drawn).__next__
+        state = self.state
+        draw = fractions(state.seed, state.drawn).__next__
         self.note_begin()
         with readers(self.sources) as iterators:
             while (turn := self._draw_turn(draw())) is not None:
-                self.drawn += 1
+                state.drawn += 1
                 item = next(iterators[turn], _END)
                 if item is _END:
-                    self.ended.append(turn)
+                    state.ended.append(turn)
                     self.note_end(self.sources[turn])
                     continue
                 self.note_taken(turn)
-                self.yielded += 1
+                state.yielded += 1
                 yield item
 
     def _draw_turn(self, fraction: float) -> int | None:
         weights = self._weights
-        open_ones = [turn for turn in range(len(self.sources)) if turn not in self.ended]
+        open_ones = [turn for turn in range(len(self.sources)) if turn not in self.state.ended]
         rest = fraction * sum(weights[turn] for turn in open_ones)
         for turn in open_ones:
             rest -= weights[turn]
@@ -459,15 +465,13 @@ class MixPass(UnevenPass[T]):
         # Rounding may leave the sum of the fractions a little too small.
         return open_ones[-1] if open_ones else None
 
-    def cursor(self) -> Cursor:
-        return {**super().cursor(), "taken": [*self.taken], "ended": [*self.ended]}
+    def fill(self) -> None:
+        self.state.taken = self.taken
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
-        for name in ("seed", "drawn", "yielded"):
-            setattr(self, name, cursor[name])
-        self.pipe.follow_seed(self.seed)
-        self.ended = [*cursor["ended"]]
-        self.resume_each(cursor["taken"], cursors)
-        return position - self.yielded
+        self.state = state = Mixed.loaded(cursor)
+        self.pipe.follow_seed(state.seed)
+        self.resume_each(state.taken, cursors)
+        return position - state.yielded

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat, starmap
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from asyncloader.arguments import checked_function, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_of
 from asyncloader.datapipes.call import answer_of, calling, checked_key_of, is_async, itself
 from asyncloader.datapipes.lookups import answers_many, items_under
-from asyncloader.datapipes.running.cursor_forms import MOST
+from asyncloader.datapipes.running.cursor_forms import MOST, Seeding
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.run import Pass, Run, Stride, tree_of
 from asyncloader.datapipes.sources import SequenceWrapper, iterable_source, keyed_source
@@ -156,7 +156,6 @@ class MapToIterConverter(IterDataPipe[T]):
 class LookupPass(Pass[T]):
     """One pass over keys, which can resume at any position at once."""
 
-    cursor_fields: ClassVar[tuple[str, ...]] = ()
     follows_source = True
 
     keys: Sequence[Any] = field(repr=False)
@@ -168,6 +167,9 @@ class LookupPass(Pass[T]):
         """Add nothing: a map pipe has no cursor."""
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self.state = Seeding.loaded(cursor)
+            self.pipe.follow_seed(self.state.seed)
         self.yielded = position
         return 0
 

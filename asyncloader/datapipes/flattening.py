@@ -12,10 +12,10 @@ import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from asyncloader.arguments import checked_count, checked_function
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe, most_items
+from asyncloader.datapipes.base import IterDataPipe, OfSource, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.call import calling, is_async, is_async_generator, itself
 from asyncloader.datapipes.columns import reading
@@ -30,15 +30,13 @@ from asyncloader.datapipes.patterns import (
 from asyncloader.datapipes.randomness import Shuffling, fractions
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
-    SEED,
-    Form,
-    Rule,
-    counts,
-    fields,
+    Count,
+    Of,
+    Seed,
+    State,
     is_ascending,
     list_of,
     row,
-    whole,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import CountedPass, Run
@@ -215,6 +213,31 @@ def _columns_in(item: Any, input_col: Any) -> Any:
     return item[input_col]
 
 
+class Mixing(State):
+    """The place of a ShuffledFlatMapper.
+
+    Of the items in ``open`` some parts are still to come; each has its number, and how many came.
+    """
+
+    seed: Seed
+    taken: OfSource = 0
+    drawn: Count = 0
+    yielded: Count = 0
+    errors: Count = 0
+    open: Annotated[
+        list[list[int]],
+        Of(lambda pipe: list_of(row(COUNT, COUNT), most=pipe.buffer_size if pipe.shuffles else 1)),
+    ] = field(default_factory=list)
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        numbers = sorted(number for number, _ in self.open)
+        if not (is_ascending(numbers) and all(number < self.taken for number in numbers)):
+            yield "the open expansions are of different items that were taken"
+        is_each_for_one = self.drawn == self.yielded + self.taken - len(self.open)
+        if not (is_each_for_one and sum(offset for _, offset in self.open) <= self.yielded):
+            yield "each draw is for an item, or for an expansion that has ended"
+
+
 @functional_datapipe("shuffled_flatmap")
 class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
     """Yield the items of ``fn(item)``, mixing those of up to ``buffer_size`` source items.
@@ -230,6 +253,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
     >>> sorted(IterableWrapper([[3, 1], [2]]).shuffled_flatmap())
     [1, 2, 3]
     """
+
+    State = Mixing
 
     def __init__(
         self,
@@ -262,37 +287,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
         raise TypeError(f"{self!r} cannot say how many items it has")
 
     def new_pass(self, run: Run[Any]) -> ShuffledFlatMapPass[T]:
-        seed = self.next_seed() if self.shuffles else 0
-        return ShuffledFlatMapPass(run, self.buffer_size if self.shuffles else 1, seed)
-
-    def cursor_form(self) -> Form:
-        opened = list_of(row(COUNT, COUNT), most=self.buffer_size if self.shuffles else 1)
-        return fields(
-            {
-                "seed": SEED,
-                "open": opened,
-                "taken": whole(most=most_items(self.source)),
-                **counts("drawn", "yielded", "errors"),
-            },
-            _OPEN_WERE_TAKEN,
-            _EACH_DRAW_COUNTS,
-        )
-
-
-_OPEN_WERE_TAKEN: Rule = (
-    "the open expansions are of different items that were taken",
-    lambda cursor: (
-        is_ascending(sorted(number for number, _ in cursor["open"]))
-        and all(number < cursor["taken"] for number, _ in cursor["open"])
-    ),
-)
-_EACH_DRAW_COUNTS: Rule = (
-    "each draw is for an item, or for an expansion that has ended",
-    lambda cursor: (
-        cursor["drawn"] == cursor["yielded"] + cursor["taken"] - len(cursor["open"])
-        and sum(offset for _, offset in cursor["open"]) <= cursor["yielded"]
-    ),
-)
+        state = Mixing(seed=self.next_seed() if self.shuffles else 0)
+        return ShuffledFlatMapPass(run, self.buffer_size if self.shuffles else 1, state=state)
 
 
 @dataclass
@@ -312,27 +308,24 @@ class ShuffledFlatMapPass(CountedPass[T]):
     A pass that has one open at a time is a flatmap.
     """
 
-    cursor_fields = ("seed", "drawn", "taken", "yielded", "errors")
-
     width: int
-    seed: int
-    drawn: int = 0
+    state: Mixing = field(kw_only=True)
+
     errors: int = 0
     expansions: list[OpenExpansion[T]] = field(default_factory=list, repr=False)
-    #: The numbers of the source items that were open where this pass resumes, and how many
-    #: of their items were taken.
-    were_open: list[list[int]] = field(default_factory=list, repr=False)
 
     def __iter__(self) -> Iterator[T]:
-        draw = fractions(self.seed, self.drawn).__next__
-        numbers, first = sorted(number for number, _ in self.were_open), self.taken
+        state = self.state
+        draw = fractions(state.seed, state.drawn).__next__
+        were_open, first = state.open, self.taken
+        numbers = sorted(number for number, _ in were_open)
         again, source = self.source.again(numbers)
         items = enumerate(source, first)
         with calling(self.pipe.expand, self.pipe) as expand, closing_items(source), self._closing():
-            self._open_again(dict(zip(numbers, again, strict=True)), expand)
+            self._open_again(were_open, dict(zip(numbers, again, strict=True)), expand)
             self._fill(items, expand)
             while self.expansions:
-                self.drawn += 1
+                state.drawn += 1
                 place = int(draw() * len(self.expansions))
                 expansion = self.expansions[place]
                 part = self._next(expansion)
@@ -371,23 +364,24 @@ class ShuffledFlatMapPass(CountedPass[T]):
 
     # Resuming ------------------------------------------------------------------------
 
-    def cursor(self) -> Cursor:
-        opened = [[each.number, each.offset] for each in self.expansions]
+    def fill(self) -> None:
+        super().fill()
+        self.state.open = [[each.number, each.offset] for each in self.expansions]
         # A resumed pass opens these again, and those that failed fail again.
-        again = sum(each.errors for each in self.expansions)
-        return {**super().cursor(), "errors": self.errors - again, "open": opened}
+        self.state.errors = self.errors - sum(each.errors for each in self.expansions)
 
     def needs(self) -> int | None:
         return min((each.number for each in self.expansions), default=None)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is not None:
-            self.were_open = cursor["open"]
-            self.pipe.follow_seed(cursor["seed"])
-        return super().resume_at(position, cursor, cursors)
+        behind = super().resume_at(position, cursor, cursors)
+        self.errors = self.state.errors
+        return behind
 
-    def _open_again(self, items: dict[int, Any], expand: Callable[..., Any]) -> None:
-        for number, offset in self.were_open:
+    def _open_again(
+        self, were_open: list[list[int]], items: dict[int, Any], expand: Callable[..., Any]
+    ) -> None:
+        for number, offset in were_open:
             expansion = self._open(number, items[number], expand)
             while expansion.offset < offset and self._next(expansion) is not END:
                 expansion.offset += 1

@@ -152,7 +152,6 @@ class FullSync(OneToOne, IterDataPipe[T]):
 class FullSyncPass(Pass[T]):
     """One pass over a FullSync: with several ranks, the items read ahead and agreed on."""
 
-    cursor_fields = ()
     runs_ahead = True
 
     _ahead: AgreedAhead[T] | None = None

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
@@ -22,19 +22,30 @@ from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import add_cursors, closing_items
 from asyncloader.datapipes.running.cursor_forms import (
-    Form,
-    Rule,
+    Counts,
+    Of,
     ascending,
     at_most,
-    counts,
-    fields,
 )
-from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.run import CountedPass, Pass, Run
 from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import iterable_source
 
 T = TypeVar("T")
+
+
+class Grouped(Counts):
+    """The place of a Grouper, and the positions of the items that it holds."""
+
+    held: Annotated[list[int], Of(lambda pipe: ascending(most=pipe.buffer_size))] = field(
+        default_factory=list
+    )
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        were_taken = not self.held or self.held[-1] < self.taken
+        if not (were_taken and self.yielded + len(self.held) <= self.taken):
+            yield "the held items were taken, and each taken item was yielded or is held"
 
 
 @functional_datapipe("groupby")
@@ -51,6 +62,8 @@ class Grouper(IterDataPipe[Any]):
     >>> list(IterableWrapper(["apple", "beet", "avocado"]).groupby(lambda name: name[0]))
     [['apple', 'avocado'], ['beet']]
     """
+
+    State = Grouped
 
     def __init__(
         self,
@@ -79,19 +92,6 @@ class Grouper(IterDataPipe[Any]):
     def new_pass(self, run: Run[Any]) -> GroupPass:
         return GroupPass(run)
 
-    def cursor_form(self) -> Form:
-        held = ascending(most=self.buffer_size)
-        return fields({"held": held, **counts("taken", "yielded")}, _HELD_WERE_TAKEN)
-
-
-_HELD_WERE_TAKEN: Rule = (
-    "the held items were taken, and each taken item was yielded or is held",
-    lambda cursor: (
-        (not cursor["held"] or cursor["held"][-1] < cursor["taken"])
-        and cursor["yielded"] + len(cursor["held"]) <= cursor["taken"]
-    ),
-)
-
 
 def _checked_size(name: str, size: int | None, limit_name: str, limit: int | None) -> int | None:
     if size is None:
@@ -108,13 +108,14 @@ def _checked_size(name: str, size: int | None, limit_name: str, limit: int | Non
 class GroupPass(CountedPass[Any]):
     """One pass over a Grouper, which holds the groups that are not yet full."""
 
+    state: Grouped = field(default_factory=Grouped, kw_only=True)
+
     held: int = 0
     #: The positions and items of each group.
     groups: dict[Any, list[tuple[int, Any]]] = field(default_factory=dict, repr=False)
     # A heap of (minus the size, first position, key) of every group, with outdated entries
     # too; empty until the largest is needed.
     _by_size: list[tuple[int, int, Any]] = field(default_factory=list, init=False, repr=False)
-    _positions: list[int] = field(default_factory=list, init=False, repr=False)
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
@@ -131,25 +132,21 @@ class GroupPass(CountedPass[Any]):
         while self.groups:
             yield self._yielded(next(iter(self.groups)))
 
-    def cursor(self) -> Cursor:
+    def fill(self) -> None:
+        super().fill()
         positions = [position for group in self.groups.values() for position, _ in group]
-        return {**super().cursor(), "held": sorted(positions)}
+        self.state.held = sorted(positions)
 
     def needs(self) -> int:
         # The groups are in the order in which they began.
         oldest = next(iter(self.groups.values()), None)
         return self.taken if oldest is None else oldest[0][0]
 
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is not None:
-            self._positions = cursor["held"]
-        return super().resume_at(position, cursor, cursors)
-
     def _refilled(self, function: Callable[..., Any]) -> Iterator[tuple[int, Any]]:
         """Hold the items again that were held at the cursor; number the items after them."""
-        first = self.taken
-        again, following = self.source.again(self._positions)
-        for position, item in zip(self._positions, again, strict=True):
+        first, held = self.taken, self.state.held
+        again, following = self.source.again(held)
+        for position, item in zip(held, again, strict=True):
             self._hold(key_of(self.pipe, function, item), item, position)
         return enumerate(following, first)
 
@@ -270,6 +267,18 @@ class BucketSorter(FlatMapper[T]):
     functional_name = "bucketbatch"
 
 
+class Bucketized(Counts):
+    """The place of a MaxTokenBucketizer: the items before its latest section.
+
+    Sections are independent, so a pass can resume at the beginning of any.
+    """
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        if self.taken % pipe.section:
+            yield f"the taken items are whole sections of {pipe.section} items"
+        yield from at_most(self, "yielded", "taken")
+
+
 @functional_datapipe("max_token_bucketize")
 class MaxTokenBucketizer(IterDataPipe[list[T]]):
     """Yield batches of items of similar length, of at most ``max_token_count`` tokens each.
@@ -287,6 +296,8 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
     >>> list(words.max_token_bucketize(5))
     [['a', 'b', 'an'], ['at', 'ant']]
     """
+
+    State = Bucketized
 
     def __init__(
         self,
@@ -318,13 +329,6 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
     def new_pass(self, run: Run[Any]) -> BucketizePass[T]:
         return BucketizePass(run)
 
-    def cursor_form(self) -> Form:
-        whole_sections: Rule = (
-            f"the taken items are whole sections of {self.section} items",
-            lambda cursor: cursor["taken"] % self.section == 0,
-        )
-        return fields(counts("taken", "yielded"), whole_sections, at_most("yielded", "taken"))
-
     def lets_pass(self, length: Any) -> bool:
         """Whether an item of this length is kept; TypeError if the length is no number."""
         try:
@@ -342,16 +346,10 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
 
 @dataclass
 class BucketizePass(Pass[list[T]]):
-    """One pass over a MaxTokenBucketizer, which knows where its latest section began.
+    """One pass over a MaxTokenBucketizer, which knows where its latest section began."""
 
-    Sections are independent, so a pass can resume at the beginning of any: ``taken`` and
-    ``yielded`` count the items before it.
-    """
+    state: Bucketized = field(default_factory=Bucketized, kw_only=True)
 
-    cursor_fields = ("taken", "yielded")
-
-    taken: int = 0
-    yielded: int = 0
     taken_since: int = 0
     yielded_since: int = 0
     began_with: Cursors = field(default_factory=dict, repr=False)
@@ -400,21 +398,15 @@ class BucketizePass(Pass[list[T]]):
             yield batch
 
     def _begin_section(self) -> None:
-        self.taken += self.taken_since
-        self.yielded += self.yielded_since
+        self.state.taken += self.taken_since
+        self.state.yielded += self.yielded_since
         self.taken_since = self.yielded_since = 0
         self.began_with = {}
         self.source.put_cursors(self.began_with)
 
     def counts(self) -> tuple[int, int, bool, int]:
-        return self.taken + self.taken_since, self.yielded + self.yielded_since, False, 0
+        state = self.state
+        return state.taken + self.taken_since, state.yielded + self.yielded_since, False, 0
 
     def put_source_cursors(self, into: Cursors) -> None:
         add_cursors(self.began_with, into)
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is None:
-            return position
-        self.taken, self.yielded = cursor["taken"], cursor["yielded"]
-        self.source.resume(self.taken, cursors)
-        return position - self.yielded

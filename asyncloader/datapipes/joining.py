@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
@@ -18,7 +18,13 @@ from asyncloader.datapipes.call import answer_of, blame, calling, is_async, key_
 from asyncloader.datapipes.edges import resume_one
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import add_cursors, numbers_in, runs_form, runs_of
-from asyncloader.datapipes.running.cursor_forms import MOST_HELD, Form, counts, fields
+from asyncloader.datapipes.running.cursor_forms import (
+    MOST_HELD,
+    Count,
+    Form,
+    Of,
+    State,
+)
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, keyed_source
@@ -54,6 +60,29 @@ def checked_merge(merge_fn: Any) -> Callable[[Any, Any], Any]:
     return pair if merge_fn is None else checked_function("merge_fn", merge_fn, takes=2)
 
 
+def _waiting_form(pipe: IterKeyZipper) -> Form:
+    return runs_form(MOST_HELD if pipe.buffer_size is None else pipe.buffer_size)
+
+
+class Joined(State):
+    """The place of an IterKeyZipper: which items of the other source wait."""
+
+    yielded: Count = 0
+    ref_taken: Count = 0
+    dropped: Count | None = None
+    waiting: Annotated[list[int], Of(_waiting_form)] = field(default_factory=list)
+
+    def first(self) -> int:
+        return self.yielded
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        if sum(self.waiting[-2:]) > self.ref_taken:
+            yield "the waiting items were taken of ref_datapipe"
+        waiting = sum(self.waiting[1::2])
+        if self.ref_taken != self.yielded + (self.dropped or 0) + waiting:
+            yield "each item taken of ref_datapipe was yielded, was dropped, or waits"
+
+
 @functional_datapipe("zip_with_iter")
 class IterKeyZipper(Joiner):
     """Yield each item together with the item of ``ref_datapipe`` that has the same key.
@@ -71,6 +100,8 @@ class IterKeyZipper(Joiner):
     >>> list(images.zip_with_iter(labels, key_fn=lambda name: name[0]))
     [('b.png', 'b.txt'), ('a.png', 'a.txt')]
     """
+
+    State = Joined
 
     def __init__(
         self,
@@ -102,48 +133,24 @@ class IterKeyZipper(Joiner):
     def new_pass(self, run: Run[Any]) -> IterJoinPass:
         return IterJoinPass(run)
 
-    def cursor_form(self) -> Form:
-        most = MOST_HELD if self.buffer_size is None else self.buffer_size
-        return fields(
-            {"waiting": runs_form(most), **counts("yielded", "ref_taken")},
-            ("the waiting items were taken of ref_datapipe", _was_taken),
-            ("each item taken of ref_datapipe was yielded, was dropped, or waits", _is_somewhere),
-            may_have=counts("dropped"),
-        )
-
-
-def _was_taken(cursor: Cursor) -> bool:
-    return bool(sum(cursor["waiting"][-2:]) <= cursor["ref_taken"])
-
-
-def _is_somewhere(cursor: Cursor) -> bool:
-    waiting = sum(cursor["waiting"][1::2])
-    return bool(cursor["ref_taken"] == cursor["yielded"] + cursor.get("dropped", 0) + waiting)
-
 
 @dataclass
 class IterJoinPass(Pass[Any]):
     """One pass over an IterKeyZipper: the items of the other source that wait, by their keys."""
 
-    cursor_fields = ("yielded", "ref_taken")
+    counts_edges = True
 
-    yielded: int = 0
+    state: Joined = field(default_factory=Joined, kw_only=True)
+
     dropped: int = 0
     #: The numbers and the items.
     waiting: dict[Any, tuple[int, Any]] = field(default_factory=dict, repr=False)
-    #: The numbers of those that waited where this pass resumes.
-    waited: list[int] = field(default_factory=list, repr=False)
     refs: Run[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # It lags behind the other source only.
         self._source = self.run.of(self.pipe.source)
         self.refs = self.run.of(self.pipe.ref_datapipe, self)
-
-    @property
-    def ref_taken(self) -> int:
-        """How many items of the other source were taken."""
-        return self.refs.count()
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
@@ -152,11 +159,11 @@ class IterJoinPass(Pass[Any]):
                 stack.enter_context(calling(function))
                 for function in (pipe.key_fn, pipe.ref_key, pipe.merge)
             )
-            first = self.ref_taken
-            again, following = self.refs.again(self.waited)
+            first, waited = self.refs.count(), numbers_in(self.state.waiting)
+            again, following = self.refs.again(waited)
             stack.callback(close_items, following)
             refs = enumerate(following, first)
-            for number, ref in zip(self.waited, again, strict=True):
+            for number, ref in zip(waited, again, strict=True):
                 self.waiting[key_of(pipe, ref_key_fn, ref)] = number, ref
             for item in self.source.begin():
                 key = key_of(pipe, key_fn, item)
@@ -164,7 +171,7 @@ class IterJoinPass(Pass[Any]):
                     self._take_for(key, refs, ref_key_fn)
                 result = pipe.result(key, merge, item, self.waiting[key][1])
                 del self.waiting[key]
-                self.yielded += 1
+                self.state.yielded += 1
                 yield result
 
     def _take_for(
@@ -195,10 +202,10 @@ class IterJoinPass(Pass[Any]):
                 stacklevel=4,
             )
 
-    def cursor(self) -> Cursor:
-        waiting = runs_of(number for number, _ in self.waiting.values())
-        dropped = {"dropped": self.dropped} if self.dropped else {}
-        return {**super().cursor(), "waiting": waiting, **dropped}
+    def fill(self) -> None:
+        state = self.state
+        state.ref_taken, state.dropped = self.refs.count(), self.dropped or None
+        state.waiting = runs_of(number for number, _ in self.waiting.values())
 
     def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
@@ -211,12 +218,11 @@ class IterJoinPass(Pass[Any]):
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
-        self.yielded = cursor["yielded"]
-        self.dropped = cursor.get("dropped", 0)
-        self.waited = numbers_in(cursor["waiting"])
-        resume_one(self.refs, cursor["ref_taken"], cursors)
-        resume_one(self.source, self.yielded, cursors)
-        return position - self.yielded
+        self.state = state = Joined.loaded(cursor)
+        self.dropped = state.dropped or 0
+        resume_one(self.refs, state.ref_taken, cursors)
+        resume_one(self.source, state.yielded, cursors)
+        return position - state.yielded
 
 
 @functional_datapipe("zip_with_map")

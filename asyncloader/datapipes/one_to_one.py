@@ -44,7 +44,6 @@ class OneToOne:
 class OneToOnePass(Pass[Any]):
     """One pass over a pipe that has ``results``, at the position of its source."""
 
-    cursor_fields = ()
     follows_source = True
 
     def __iter__(self) -> Iterator[Any]:

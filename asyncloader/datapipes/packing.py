@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
@@ -16,20 +16,50 @@ from asyncloader.datapipes.call import answer_of, calling, is_async
 from asyncloader.datapipes.patterns import closing_items
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
-    Form,
-    Rule,
-    counts,
-    fields,
+    Count,
+    Of,
+    State,
     is_ascending,
     list_of,
     row,
 )
-from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
+
+
+class Packed(State):
+    """The place of a SequencePacker.
+
+    ``taken`` sequences were packed, and ``offset`` tokens of the next one. Of each part in each
+    open pack there are the number, start, stop and length.
+    """
+
+    taken: Count = 0
+    offset: Count = 0
+    yielded: Count = 0
+    packs: Annotated[
+        list[list[list[int]]],
+        Of(lambda pipe: list_of(list_of(row(COUNT, COUNT, COUNT, COUNT)), most=pipe.open_packs)),
+    ] = field(default_factory=list)
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        parts = [part for pack in self.packs for part in pack]
+        fits = (
+            all(self.packs)
+            and pipe.may_begin_at(self.offset)
+            and all(_tokens_in(pack) <= pipe.budget for pack in self.packs)
+            and all(start <= stop == length for _, start, stop, length in parts)
+            and all(pipe.may_begin_at(start) for _, start, _, _ in parts)
+            and is_ascending(sorted(number for number, *_ in parts))
+            and all(number < self.taken for number, *_ in parts)
+        )
+        if not fits:
+            yield (
+                "packs and offset are what this way of splitting leaves, and their parts were taken"
+            )
 
 
 @functional_datapipe("pack_sequences")
@@ -57,6 +87,8 @@ class SequencePacker(IterDataPipe[list[T]]):
     >>> list(words.pack_sequences(6, split="always"))
     [['five', 'tw'], ['o', 'a', 'thre'], ['e', 'no']]
     """
+
+    State = Packed
 
     def __init__(
         self,
@@ -86,29 +118,7 @@ class SequencePacker(IterDataPipe[list[T]]):
     def new_pass(self, run: Run[Any]) -> PackPass[T]:
         return PackPass(run)
 
-    def cursor_form(self) -> Form:
-        pack = list_of(row(COUNT, COUNT, COUNT, COUNT))
-        packs = list_of(pack, most=self.open_packs)
-        fits: Rule = (
-            "packs and offset are what this way of splitting leaves, and their parts were taken",
-            self._fits,
-        )
-        return fields({"packs": packs, **counts("taken", "offset", "yielded")}, fits)
-
-    def _fits(self, cursor: Cursor) -> bool:
-        packs = cursor["packs"]
-        parts = [part for pack in packs for part in pack]
-        return (
-            all(packs)
-            and self._may_begin_at(cursor["offset"])
-            and all(_tokens_in(pack) <= self.budget for pack in packs)
-            and all(start <= stop == length for _, start, stop, length in parts)
-            and all(self._may_begin_at(start) for _, start, _, _ in parts)
-            and is_ascending(sorted(number for number, *_ in parts))
-            and all(number < cursor["taken"] for number, *_ in parts)
-        )
-
-    def _may_begin_at(self, start: int) -> bool:
+    def may_begin_at(self, start: int) -> bool:
         """Whether the last piece of a sequence may begin at ``start``."""
         match self.split:
             case "never":
@@ -158,26 +168,19 @@ class Pack(Generic[T]):
 
 @dataclass
 class PackPass(Pass[list[T]]):
-    """One pass over a SequencePacker, which holds the open packs, oldest first.
+    """One pass over a SequencePacker, which holds the open packs, oldest first."""
 
-    ``taken`` sequences were packed, and ``offset`` tokens of the next one.
-    """
+    counts_edges = True
 
-    cursor_fields = ("taken", "offset", "yielded")
+    state: Packed = field(default_factory=Packed, kw_only=True)
 
-    taken: int = 0
-    offset: int = 0
-    yielded: int = 0
     packs: list[Pack[T]] = field(default_factory=list, repr=False)
     #: The number of the sequence that was read last; ``offset`` tokens of it were packed, or all.
     current: int | None = None
-    #: Number, start, stop and length of each part of each pack that was open where this
-    #: pass resumes.
-    were_open: list[list[list[int]]] = field(default_factory=list, repr=False)
 
     def __iter__(self) -> Iterator[list[T]]:
         pipe = self.pipe
-        numbers, first = self._were_held(), self.taken
+        numbers, first = _numbers_in(self.state.packs), self.state.taken
         again, sequences = self.source.again(numbers)
         with (
             calling(pipe.len_fn) as length_of,
@@ -194,14 +197,14 @@ class PackPass(Pass[list[T]]):
     def _pack(
         self, number: int, sequence: T, length: int, cut_of: Callable[..., Any]
     ) -> Iterator[list[T]]:
-        self.current = number
-        if self.offset > length:
+        self.current, state = number, self.state
+        if state.offset > length:
             raise SnapshotError(
-                f"the state does not fit the data: {self.pipe!r} had packed {self.offset} tokens of"
-                f" a sequence that has {length}"
+                f"the state does not fit the data: {self.pipe!r} had packed {state.offset} tokens"
+                f" of a sequence that has {length}"
             )
-        while self.taken == number:
-            size = self._size_of_next(length - self.offset)
+        while state.taken == number:
+            size = self._size_of_next(length - state.offset)
             pack = self._pack_for(size)
             # A piece that fills a pack needs no place among the open packs: it is yielded at once.
             if pack is None and size < self.pipe.budget and self._has_no_place():
@@ -209,9 +212,9 @@ class PackPass(Pass[list[T]]):
             if pack is None:
                 pack = Pack(self.pipe.budget)
                 self.packs.append(pack)
-            stop = self.offset + size
-            pack.add(self._part(number, sequence, self.offset, stop, length, cut_of))
-            self.taken, self.offset = (number + 1, 0) if stop == length else (number, stop)
+            stop = state.offset + size
+            pack.add(self._part(number, sequence, state.offset, stop, length, cut_of))
+            state.taken, state.offset = (number + 1, 0) if stop == length else (number, stop)
             if pack.room == 0:
                 yield self._yielded(pack)
 
@@ -245,7 +248,7 @@ class PackPass(Pass[list[T]]):
 
     def _yielded(self, pack: Pack[T]) -> list[T]:
         self.packs.remove(pack)
-        self.yielded += 1
+        self.state.yielded += 1
         return pack.pieces()
 
     def _checked_length(self, length: Any) -> int:
@@ -266,36 +269,24 @@ class PackPass(Pass[list[T]]):
 
     # Resuming ------------------------------------------------------------------------
 
-    def cursor(self) -> Cursor:
-        packs = [
+    def fill(self) -> None:
+        self.state.packs = [
             [[part.number, part.start, part.stop, part.length] for part in pack.parts]
             for pack in self.packs
         ]
-        return {**super().cursor(), "packs": packs}
 
     def needs(self) -> int | None:
         if self.packs:
             # The oldest pack begins with the oldest part that is held.
             return self.packs[0].parts[0].number
-        return self.taken if self.current == self.taken else None
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is None:
-            return position
-        for name in ("taken", "offset", "yielded"):
-            setattr(self, name, cursor[name])
-        self.were_open = cursor["packs"]
-        self.source.resume(self.taken, cursors)
-        return position - self.yielded
-
-    def _were_held(self) -> list[int]:
-        return sorted(part[0] for parts in self.were_open for part in parts)
+        return self.state.taken if self.current == self.state.taken else None
 
     def _open_again(
         self, sequences: dict[int, T], length_of: Callable[..., Any], cut_of: Callable[..., Any]
     ) -> None:
-        self.packs = [Pack(self.pipe.budget) for _ in self.were_open]
-        for pack, parts in zip(self.packs, self.were_open, strict=True):
+        were_open = self.state.packs
+        self.packs = [Pack(self.pipe.budget) for _ in were_open]
+        for pack, parts in zip(self.packs, were_open, strict=True):
             for number, start, stop, length in parts:
                 sequence = sequences[number]
                 tokens = self._checked_length(answer_of(self.pipe, length_of, sequence))
@@ -305,3 +296,7 @@ class PackPass(Pass[list[T]]):
                         f" {length} tokens, and has {tokens}"
                     )
                 pack.add(self._part(number, sequence, start, stop, length, cut_of))
+
+
+def _numbers_in(packs: list[list[list[int]]]) -> list[int]:
+    return sorted(number for parts in packs for number, *_ in parts)

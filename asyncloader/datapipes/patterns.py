@@ -11,22 +11,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from types import CoroutineType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.call import blame, calling, unawaited
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
+    Count,
+    Counts,
     Form,
     FormOf,
-    counts,
-    fields,
+    Sieved,
+    State,
     list_of,
-    no_cursor,
     refuse,
-    sieve,
-    truth,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import CountedPass, Pass, Run
@@ -97,21 +96,14 @@ def numbers_in(runs: list[int]) -> list[int]:
     return [number for first, length in pairs for number in range(first, first + length)]
 
 
-#: The form of a LaggingPass's cursors.
-LAGGING = fields(counts("taken", "yielded"))
-
-
 @dataclass
 class LaggingPass(Pass[T]):
     """One pass that has finished with ``taken`` items and holds the items after them."""
 
-    cursor_fields: ClassVar[tuple[str, ...]] = ("taken", "yielded")
-
-    taken: int = field(default=0, kw_only=True)
-    yielded: int = field(default=0, kw_only=True)
+    state: Counts = field(default_factory=Counts, kw_only=True)
 
     def needs(self) -> int:
-        return self.taken
+        return self.state.taken
 
 
 class Applier(OneToOne, IterDataPipe[T]):
@@ -135,8 +127,9 @@ class Applier(OneToOne, IterDataPipe[T]):
         # With one result for each item no counts are needed; with skipped items they are.
         return OneToOnePass(run) if self.tolerance.is_strict else SievePass(run)
 
-    def cursor_form(self) -> Form:
-        return no_cursor if self.tolerance.is_strict else sieve(tolerates=True)
+    @property
+    def State(self) -> type[Sieved] | None:  # type: ignore[override]
+        return None if self.tolerance.is_strict else Sieved
 
     def picks(self) -> bool:
         return self.tolerance.is_strict and super().picks()
@@ -176,10 +169,19 @@ class Applier(OneToOne, IterDataPipe[T]):
 class SievePass(CountedPass[T]):
     """One pass over a pipe that may leave items out; the pipe's ``sifted`` yields the others."""
 
-    cursor_fields = ("taken", "yielded", "errors")
+    state: Sieved = field(default_factory=Sieved, kw_only=True)
 
     #: How many items the pipe's function failed on.
     errors: int = 0
+
+    def fill(self) -> None:
+        super().fill()
+        self.state.errors = self.errors
+
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        behind = super().resume_at(position, cursor, cursors)
+        self.errors = self.state.errors
+        return behind
 
     def __iter__(self) -> Iterator[T]:
         items: Iterator[T] = self.pipe.sifted(self)
@@ -276,11 +278,43 @@ def _no_parts(result: Any, pipe: object) -> TypeError:
     )
 
 
+class Expanded(State):
+    """The place of an Expander.
+
+    While it is ``inside`` the last of the items that it has taken, ``offset`` counts the parts of
+    it that were yielded.
+    """
+
+    taken: Count = 0
+    inside: bool = False
+    offset: Count = 0
+    #: How many parts of earlier items were yielded, and how many of the errors belong to those. A
+    #: state of an earlier version has none of an unbatch.
+    before: Count = 0
+    errors_before: Count | None = 0
+
+    def first(self) -> int:
+        # To resume inside an item, it is taken again.
+        return self.taken - self.inside
+
+    def position(self) -> int:
+        return self.before + self.offset
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        if self.taken == 0 if self.inside else self.offset:
+            yield (
+                "a pass is inside an item that it has taken, and its offset counts parts of that"
+                " item"
+            )
+
+
 class Expander(IterDataPipe[T]):
     """A pipe that yields the parts of each item of its source, one item after another.
 
     ``on_error`` says what happens to an item that cannot be expanded, or not to its end.
     """
+
+    State = Expanded
 
     def __init__(
         self, datapipe: Iterable[Any], *, on_error: OnError = "raise", max_errors: int | None = None
@@ -309,74 +343,49 @@ class Expander(IterDataPipe[T]):
     def new_pass(self, run: Run[Any]) -> ExpansionPass[T]:
         return ExpansionPass(run)
 
-    def cursor_form(self) -> Form:
-        return _EXPANSION
-
-    def yielded_at(self, cursor: Cursor) -> int:
-        return int(cursor["before"] + cursor["offset"])
-
-
-_EXPANSION = fields(
-    {**counts("taken", "offset", "before"), "inside": truth},
-    (
-        "a pass is inside an item that it has taken, and its offset counts parts of that item",
-        lambda cursor: (cursor["taken"] > 0) if cursor["inside"] else not cursor["offset"],
-    ),
-    may_have=counts("errors_before"),
-)
-
 
 @dataclass
 class ExpansionPass(CountedPass[T]):
-    """One pass over an Expander.
+    """One pass over an Expander."""
 
-    ``taken`` counts the items taken. While the pass is ``inside`` the last of them,
-    ``offset`` counts the parts of it that were yielded. To resume there, that item is
-    taken again.
-    """
+    state: Expanded = field(default_factory=Expanded, kw_only=True)
 
-    cursor_fields = ("taken", "inside", "offset", "before", "errors_before")
-
-    inside: bool = False
-    offset: int = 0
-    #: How many parts of earlier items were yielded, and how many of the errors belong to those.
-    before: int = 0
-    errors_before: int = 0
     #: How many items could not be expanded, or not to their end.
     errors: int = 0
     #: How many parts of the next item were yielded already.
     _known: int = field(default=0, init=False, repr=False)
 
     def __iter__(self) -> Iterator[T]:
+        state = self.state
         with self.pipe.expanding(self) as parts_in:
             for item in self.source.begin():
-                self.inside = True
-                self.offset, self._known = self._known, 0
-                parts = parts_in(item, self.offset)
+                state.inside = True
+                state.offset, self._known = self._known, 0
+                parts = parts_in(item, state.offset)
                 try:
                     del item
                     for part in parts:
-                        self.offset += 1
+                        state.offset += 1
                         yield part
                         # Do not keep the yielded part alive while the next one is made.
                         del part
                 finally:
                     close_items(parts)
                 # All of the item's parts were yielded.
-                self.before += self.offset
-                self.offset = 0
-                self.inside = False
-                self.errors_before = self.errors
+                state.before += state.offset
+                state.offset = 0
+                state.inside = False
+                state.errors_before = self.errors
 
     def needs(self) -> int:
-        return self.taken - self.inside
+        return self.taken - self.state.inside
+
+    def fill(self) -> None:
+        self.state.taken = self.taken
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is None:
-            return position
-        self._known = cursor["offset"]
-        self.before = cursor["before"]
-        # A state of an earlier version has none of an unbatch.
-        self.errors = self.errors_before = cursor.get("errors_before", 0)
-        self.source.resume(cursor["taken"] - cursor["inside"], cursors)
-        return position - self.before - self._known
+        behind = super().resume_at(position, cursor, cursors)
+        state = self.state
+        self._known, state.offset, state.inside = state.offset, 0, False
+        self.errors = state.errors_before = state.errors_before or 0
+        return behind

@@ -144,7 +144,6 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
 class PrefetchPass(Pass[T]):
     """One pass over a Prefetcher: what was read ahead of the consumer, while it is iterated."""
 
-    cursor_fields = ()
     runs_ahead = True
 
     _ahead: ReadAhead[T] | None = None

@@ -13,18 +13,17 @@ import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Self, TypeVar, overload
+from typing import Annotated, Any, Self, TypeVar, overload
 
 from asyncloader.arguments import checked_count, checked_mapping, checked_weight
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.edges import drawn_above
 from asyncloader.datapipes.running.cursor_forms import (
-    COUNT,
-    Form,
+    Count,
+    Of,
+    State,
     at_most,
     each_of,
-    fields,
-    integer,
     quantity,
     whole,
 )
@@ -137,18 +136,32 @@ class RandomSplit(IterDataPipe[T]):
         """Return how many items each share has; fractions are not known before a pass."""
         return _scaled(list(self.weights.values()), self.total_length)
 
-    def adds_up(self, cursor: Cursor) -> bool:
-        """Whether a cursor's shares are, but for rounding, as many items as are to come."""
-        to_come, total = cursor["to_come"], self.total_length
-        rest = total - cursor["taken"]
-        return bool(abs(sum(to_come) - rest) <= 1e-6 * (total + 1))
-
     def __iter__(self) -> Iterator[T]:
         raise TypeError(f"{self!r} is read through its shares: iterate those")
 
 
+class Shared(State):
+    """The place of a share: the source's items, its own, and how many each share has to come."""
+
+    seed: int
+    taken: Annotated[int, Of(lambda share: whole(most=share.source.total_length))] = 0
+    yielded: Count = 0
+    to_come: Annotated[
+        list[float], Of(lambda share: each_of(len(share.source.weights), quantity))
+    ] = field(default_factory=list)
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        yield from at_most(self, "yielded", "taken")
+        total = pipe.source.total_length
+        # But for rounding.
+        if abs(sum(self.to_come) - (total - self.taken)) > 1e-6 * (total + 1):
+            yield "what is to come was not taken"
+
+
 class Share(IterDataPipe[T]):
     """The items of a source that belong to one share of a random split."""
+
+    State = Shared
 
     def __init__(self, split: RandomSplit[T], key: Any) -> None:
         self.source = split
@@ -176,7 +189,7 @@ class Share(IterDataPipe[T]):
         if refusal := self.source.refusal():
             raise ValueError(". ".join(refusal))
         split = self.source
-        begun: SharePass[T] = SharePass(run, split.seed)
+        begun: SharePass[T] = SharePass(run, state=Shared(seed=split.seed))
         # This ends the pass before, of any share.
         tree = run.tree if run.tree.has(split) else own_tree_of(split)
         before: SharePass[T] | None = tree.latest_pass(split)
@@ -185,34 +198,19 @@ class Share(IterDataPipe[T]):
         tree.note_pass(split, begun)
         return begun
 
-    def cursor_form(self) -> Form:
-        split = self.source
-        shares = each_of(len(split.weights), quantity)
-        return fields(
-            {
-                "seed": integer,
-                "taken": whole(most=split.total_length),
-                "yielded": COUNT,
-                "to_come": shares,
-            },
-            at_most("yielded", "taken"),
-            ("what is to come was not taken", split.adds_up),
-        )
-
 
 @dataclass
 class SharePass(CountedPass[T]):
-    """One pass over a share: it counts the source's items and its own."""
+    """One pass over a share."""
 
-    cursor_fields = ("seed", "taken", "yielded")
+    state: Shared = field(kw_only=True)
 
-    seed: int
     is_invalid: bool = False
     _draws: Draws = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         split = self.split
-        self._draws = Draws(split.expected_lengths(), split.total_length, self.seed)
+        self._draws = Draws(split.expected_lengths(), split.total_length, self.state.seed)
 
     def reads(self) -> Any:
         return self.split.source
@@ -237,13 +235,15 @@ class SharePass(CountedPass[T]):
                 yield item
                 self._check_valid()
 
-    def cursor(self) -> Cursor:
-        return {**super().cursor(), "to_come": [*self._draws.to_come]}
+    def fill(self) -> None:
+        super().fill()
+        self.state.to_come = self._draws.to_come
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         behind = super().resume_at(position, cursor, cursors)
         if cursor is not None:
-            self._draws = Draws(cursor["to_come"], self.split.total_length, self.seed, self.taken)
+            state, total = self.state, self.split.total_length
+            self._draws = Draws(state.to_come, total, state.seed, state.taken)
         return behind
 
     def _check_valid(self) -> None:

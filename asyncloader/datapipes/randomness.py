@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, count, islice, repeat, starmap
 from random import Random
-from typing import Self
+from typing import Any, Self
 
 from asyncloader.seeds import SeedStream, checked_seed, entropy
 
@@ -64,6 +64,10 @@ class Seeded:
     def follow_seed(self, seed: int) -> None:
         """Note the seed of the current pass; the seed of the next pass follows from it."""
         self._seed = SeedStream(seed, _NEXT_AT).draw() if self._is_seeded else None
+
+    def begin_at(self, state: Any) -> None:
+        """Note the state from which the current pass resumes."""
+        self.follow_seed(state.seed)
 
     def fixed_seed(self) -> int:
         """Return the seed that the next pass will have, whenever it begins.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
 from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
@@ -21,10 +21,9 @@ from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     MOST,
     SEED,
-    Form,
+    Counts,
+    Of,
     at_most,
-    counts,
-    fields,
     list_of,
     row,
     whole,
@@ -40,11 +39,35 @@ T = TypeVar("T")
 #: The seeds of pipes, by their numbers.
 Seeds = dict[int | None, int]
 
-#: The form of seeds in a cursor.
-ROUND_SEEDS: dict[str, Form] = dict.fromkeys(("seeds", "following"), list_of(row(COUNT, SEED)))
+SeedPairs = Annotated[list[list[int]], list_of(row(COUNT, SEED))]
 
-# ``taken`` counts the items of the present source or round only.
-_TAKEN_AT_MOST = at_most("taken", "yielded")
+
+class InRound(Counts):
+    """The place of a pipe that reads in rounds.
+
+    ``taken`` counts the items of the present source or round only, and there are the seeds of this
+    round and the next.
+    """
+
+    seeds: SeedPairs = field(default_factory=list)
+    following: SeedPairs = field(default_factory=list)
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        yield from at_most(self, "taken", "yielded")
+
+
+class Concatenated(InRound):
+    """The place of a Concater: which source is being read, and how much of it was."""
+
+    current: Annotated[int, Of(lambda pipe: whole(most=len(pipe.sources) - 1))] = 0
+
+
+class Cycled(InRound):
+    """The place of a Cycler: the rounds that are over, and what was taken in this one."""
+
+    rounds: Annotated[
+        int, Of(lambda pipe: whole(most=MOST if pipe.count is None else pipe.count))
+    ] = 0
 
 
 @functional_datapipe("concat")
@@ -59,6 +82,8 @@ class Concater(IterDataPipe[T]):
     makes_again = False
     reads_in_turn = True
 
+    State = Concatenated
+
     def __init__(self, *datapipes: Iterable[T]) -> None:
         self.sources = iterable_sources(datapipes)
 
@@ -68,20 +93,12 @@ class Concater(IterDataPipe[T]):
     def new_pass(self, run: Run[Any]) -> ConcatPass[T]:
         return ConcatPass(run)
 
-    def cursor_form(self) -> Form:
-        current = whole(most=len(self.sources) - 1)
-        return fields(
-            {"current": current, **ROUND_SEEDS, **counts("taken", "yielded")}, _TAKEN_AT_MOST
-        )
-
 
 @dataclass
 class ConcatPass(OutlastingPass[T], CountedPass[T]):
-    """One pass over a Concater: which source is being read, and how much of it was."""
+    """One pass over a Concater."""
 
-    cursor_fields = ("current", "taken", "yielded")
-
-    current: int = 0
+    state: Concatenated = field(default_factory=Concatenated, kw_only=True)
 
     def __post_init__(self) -> None:
         self.sources = [self.run.of(source, self) for source in self.pipe.sources]
@@ -90,10 +107,11 @@ class ConcatPass(OutlastingPass[T], CountedPass[T]):
 
     @property
     def source(self) -> Run[Any]:
-        return self.sources[self.current]
+        return self.sources[self.state.current]
 
-    def cursor(self) -> Cursor:
-        return {**super().cursor(), **self._seeds.cursor()}
+    def fill(self) -> None:
+        super().fill()
+        self._seeds.fill(self.state)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
@@ -103,18 +121,18 @@ class ConcatPass(OutlastingPass[T], CountedPass[T]):
     def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
         for turn, source in enumerate(self.sources):
-            if turn != self.current:
+            if turn != self.state.current:
                 put_unordered_cursors(source, into)
         super().put_source_cursors(into)
 
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
-        while self.current < len(self.sources):
+        while True:
             yield from self.source.begin()
-            if self.current == len(self.sources) - 1:
+            if self.state.current == len(self.sources) - 1:
                 return
             self.note_end(self.source)
-            self.current += 1
+            self.state.current += 1
             self._seeds.begin_next()
 
 
@@ -164,6 +182,8 @@ class Cycler(IterDataPipe[T]):
 
     makes_again = False
 
+    State = Cycled
+
     def __init__(self, source_datapipe: Iterable[T], count: int | None = None) -> None:
         self.source = iterable_source(source_datapipe)
         self.count = None if count is None else checked_count("count", count, at_least=0)
@@ -176,27 +196,21 @@ class Cycler(IterDataPipe[T]):
     def new_pass(self, run: Run[Any]) -> CyclePass[T]:
         return CyclePass(run)
 
-    def cursor_form(self) -> Form:
-        rounds = whole(most=MOST if self.count is None else self.count)
-        return fields(
-            {"rounds": rounds, **ROUND_SEEDS, **counts("taken", "yielded")}, _TAKEN_AT_MOST
-        )
-
 
 @dataclass
 class CyclePass(CountedPass[T]):
-    """One pass over a Cycler: the rounds that are over, and what was taken in this one."""
+    """One pass over a Cycler."""
 
-    cursor_fields = ("rounds", "taken", "yielded")
     follows_source = True
 
-    rounds: int = 0
+    state: Cycled = field(default_factory=Cycled, kw_only=True)
 
     def __post_init__(self) -> None:
         self._seeds = RoundSeeds(self.run.tree, pipes_from(self.pipe.source))
 
-    def cursor(self) -> Cursor:
-        return {**super().cursor(), **self._seeds.cursor()}
+    def fill(self) -> None:
+        super().fill()
+        self._seeds.fill(self.state)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
@@ -205,11 +219,11 @@ class CyclePass(CountedPass[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
-        while self.rounds != self.pipe.count:
+        while self.state.rounds != self.pipe.count:
             yield from self.source.begin()
             if not self.taken:
                 return
-            self.rounds += 1
+            self.state.rounds += 1
             self.source.rewind()
             self._seeds.begin_next()
 
@@ -229,12 +243,11 @@ class RoundSeeds:
         self._seeds: Seeds = {}
         self._following: Seeds = {}
 
-    def cursor(self) -> Cursor:
-        """Return the seeds of this round and of the next, as plain data."""
-        return {
-            "seeds": [[number, seed] for number, seed in self._seeds.items()],
-            "following": [[number, seed] for number, seed in self._seeds_to_come().items()],
-        }
+    def fill(self, state: InRound) -> None:
+        """Write the seeds of this round and of the next into a state."""
+        state.seeds = [[number, seed] for number, seed in self._seeds.items() if number is not None]
+        following = self._seeds_to_come().items()
+        state.following = [[number, seed] for number, seed in following if number is not None]
 
     def resume_at(self, cursor: Cursor) -> None:
         """Resume in the round of a cursor."""
@@ -268,7 +281,7 @@ class RoundSeeds:
         joining = [branch for branch in branches if branch.joins_others(tree)]
         above = {id(each) for pipe in joining for each in pipes_from(pipe)}
         passes = [(pipe, tree.latest_pass(pipe)) for pipe in self._seeded if id(pipe) in above]
-        return {number_of(pipe): begun.seed for pipe, begun in passes if begun is not None}
+        return {number_of(pipe): begun.state.seed for pipe, begun in passes if begun is not None}
 
     def _seeds_to_come(self) -> Seeds:
         seeds = [(number_of(pipe), pipe.seed_to_come()) for pipe in self._seeded]
@@ -328,8 +341,6 @@ class Repeater(IterDataPipe[T]):
 @dataclass
 class RepeatPass(CountedPass[T]):
     """One pass over a Repeater: the items taken, and how often the last was yielded."""
-
-    cursor_fields = ()
 
     repeated: int = 0
 

@@ -17,8 +17,8 @@ from asyncloader.datapipes.converting import LookupPass
 from asyncloader.datapipes.lookups import items_under
 from asyncloader.datapipes.orders import Order
 from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.running.cursor_forms import SEED, Form, fields
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, cursor_of
+from asyncloader.datapipes.running.cursor_forms import Seeding
+from asyncloader.datapipes.running.cursors import Cursors, cursor_of
 from asyncloader.datapipes.running.run import Run, Stride
 from asyncloader.datapipes.sources import keyed_source
 
@@ -32,6 +32,7 @@ class SampledItems(Seeded, IterDataPipe[T]):
     """
 
     makes_again = False
+    State = Seeding
 
     edges = ()
 
@@ -50,10 +51,7 @@ class SampledItems(Seeded, IterDataPipe[T]):
         return iter(Order(self.sampler, seed, epoch=self.epoch, dataset=self.dataset))
 
     def new_pass(self, run: Run[Any]) -> SampledPass[T]:
-        return SampledPass(run, self.sampler, seed=self.next_seed())
-
-    def cursor_form(self) -> Form:
-        return fields({"seed": SEED})
+        return SampledPass(run, self.sampler, state=Seeding(seed=self.next_seed()))
 
     def can_share(self) -> bool:
         return True
@@ -69,9 +67,7 @@ class SampledItems(Seeded, IterDataPipe[T]):
 class SampledPass(LookupPass[T]):
     """One pass over SampledItems, which draws the keys before its place again."""
 
-    cursor_fields = ("seed",)
-
-    seed: int = field(kw_only=True)
+    state: Seeding = field(kw_only=True)
     #: The share to look up; None for all from ``yielded`` on.
     share: Stride | None = field(default=None, kw_only=True, repr=False)
 
@@ -90,15 +86,9 @@ class SampledPass(LookupPass[T]):
             del items
 
     def _keys_left(self) -> Iterator[Any]:
-        keys = self.pipe.order(self.seed)
+        keys = self.pipe.order(self.state.seed)
         if self.share is None:
             return islice(keys, self.yielded, None)
         start, step, width = self.share
         following = islice(keys, start, None)
         return (key for position, key in enumerate(following) if position % step < width)
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is not None:
-            self.seed = cursor["seed"]
-            self.pipe.follow_seed(self.seed)
-        return super().resume_at(position, cursor, cursors)

@@ -18,7 +18,7 @@ from asyncloader.datapipes.call import blame, calling, is_async, unawaited
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.one_to_one import OneToOnePass
 from asyncloader.datapipes.patterns import SievePass
-from asyncloader.datapipes.running.cursor_forms import Form, sieve
+from asyncloader.datapipes.running.cursor_forms import Sieved
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
@@ -45,6 +45,7 @@ class Filter(IterDataPipe[T]):
     """
 
     makes_again = False
+    State = Sieved
 
     def __init__(
         self,
@@ -68,9 +69,6 @@ class Filter(IterDataPipe[T]):
 
     def new_pass(self, run: Run[Any]) -> SievePass[T]:
         return SievePass(run)
-
-    def cursor_form(self) -> Form:
-        return sieve(tolerates=not self.tolerance.is_strict)
 
     def sifted(self, running: SievePass[T]) -> Iterator[T]:
         """Yield the items that pass."""

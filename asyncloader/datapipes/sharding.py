@@ -135,8 +135,6 @@ class ShardingFilter(IterDataPipe[T]):
 class ShardPass(Pass[T]):
     """One pass over a share, which knows how many items of it have been yielded."""
 
-    cursor_fields = ()
-
     count: int
     #: The position in the source where the share begins.
     start: int

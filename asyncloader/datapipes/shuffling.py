@@ -27,12 +27,22 @@ from random import Random
 from typing import Any, TypeVar, overload
 
 from asyncloader.arguments import checked_count, checked_indices
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_items
+from asyncloader.datapipes.base import (
+    IterDataPipe,
+    MapDataPipe,
+    OfSource,
+    functional_datapipe,
+)
 from asyncloader.datapipes.batching import largest_batch
 from asyncloader.datapipes.converting import LookupPass
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.randomness import BLOCK, Shuffling, fractions
-from asyncloader.datapipes.running.cursor_forms import COUNT, SEED, Form, Rule, fields, whole
+from asyncloader.datapipes.running.cursor_forms import (
+    Count,
+    Seed,
+    Seeding,
+    State,
+)
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items, cursor_of
 from asyncloader.datapipes.running.run import CountedPass, Pass, Run, Stride
 from asyncloader.datapipes.running.traits import picks
@@ -151,6 +161,22 @@ def permuted(positions: Iterable[int], length: int, seed: int) -> Iterator[int]:
     return map(order.__getitem__, positions)
 
 
+class Shuffled(State):
+    """The place of a Shuffler, of which each item takes one draw."""
+
+    seed: Seed
+    taken: OfSource = 0
+    drawn: Count = 0
+
+    def position(self) -> int:
+        return self.drawn
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        size = pipe.buffer_size if pipe.shuffles else 0
+        if not 0 <= self.taken - self.drawn <= size:
+            yield f"from 0 to {size} of the taken items are not drawn yet"
+
+
 @functional_datapipe("shuffle")
 class Shuffler(Shuffling, IterDataPipe[T]):
     """Yield the source's items in an order drawn from a seed.
@@ -163,6 +189,8 @@ class Shuffler(Shuffling, IterDataPipe[T]):
     >>> sorted(IterableWrapper(range(5)).shuffle().set_seed(1))
     [0, 1, 2, 3, 4]
     """
+
+    State = Shuffled
 
     def __init__(
         self, datapipe: Iterable[Any], *, buffer_size: int = 10000, unbatch_level: int = 0
@@ -178,20 +206,8 @@ class Shuffler(Shuffling, IterDataPipe[T]):
 
     def new_pass(self, run: Run[Any]) -> ShufflePass[T]:
         if not self.shuffles:
-            return ShufflePass(run, buffer_size=0, seed=0)
-        return ShufflePass(run, self.buffer_size, self.next_seed())
-
-    def cursor_form(self) -> Form:
-        size = self.buffer_size if self.shuffles else 0
-        held: Rule = (
-            f"from 0 to {size} of the taken items are not drawn yet",
-            lambda cursor: 0 <= cursor["taken"] - cursor["drawn"] <= size,
-        )
-        taken = whole(most=most_items(self.source))
-        return fields({"seed": SEED, "taken": taken, "drawn": COUNT}, held)
-
-    def yielded_at(self, cursor: Cursor) -> int:
-        return int(cursor["drawn"])
+            return ShufflePass(run, buffer_size=0, state=Shuffled(seed=0))
+        return ShufflePass(run, self.buffer_size, state=Shuffled(seed=self.next_seed()))
 
 
 @dataclass
@@ -201,16 +217,9 @@ class ShufflePass(CountedPass[T]):
     A pass without a buffer yields the source's items as they come.
     """
 
-    cursor_fields = ("seed", "taken", "drawn")
-
     buffer_size: int
-    seed: int
+    state: Shuffled = field(kw_only=True)
     buffer: list[Any] = field(default_factory=list, repr=False)
-
-    @property
-    def drawn(self) -> int:
-        """How many draws were made: one for each item that was yielded."""
-        return self.yielded
 
     def __iter__(self) -> Iterator[T]:
         return self._without_positions() if self.lags() else self._shuffled()
@@ -224,7 +233,7 @@ class ShufflePass(CountedPass[T]):
             close_items(positions_and_items)
 
     def _shuffled(self) -> Iterator[Any]:
-        buffer, draw = self.buffer, fractions(self.seed, self.drawn).__next__
+        buffer, draw = self.buffer, fractions(self.state.seed, self.yielded).__next__
         first = self.taken
         source = self._refilled()
         items: Iterator[Any] = enumerate(source, first) if self.lags() else source
@@ -254,21 +263,19 @@ class ShufflePass(CountedPass[T]):
         # Of the held items, which a resumed pass makes again from the oldest on.
         return min((position for position, _ in self.buffer), default=self.taken)
 
+    def fill(self) -> None:
+        self.state.taken, self.state.drawn = self.taken, self.yielded
+
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is None:
-            return position
-        self.seed = cursor["seed"]
-        if not self.buffer_size:
-            self.source.resume(position, cursors)
-            return 0
-        self.pipe.follow_seed(self.seed)
-        self.source.resume(cursor["taken"], cursors)
-        return position - int(cursor["drawn"])
+        if self.buffer_size or cursor is None:
+            return super().resume_at(position, cursor, cursors)
+        self.source.resume(position, cursors)
+        return 0
 
     def _refilled(self) -> Iterator[T]:
         """Fill the buffer as it was at the cursor; return the items after those."""
-        taken, drawn = self.taken, self.drawn
-        places = held_places(self.seed, self.buffer_size, taken, drawn)
+        taken, drawn = self.taken, self.yielded
+        places = held_places(self.state.seed, self.buffer_size, taken, drawn)
         items, following = self.source.again([*places])
         if drawn > max(0, taken - self.buffer_size):
             self._check_ended(following, taken)
@@ -355,6 +362,7 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
     """
 
     makes_again = False
+    State = Seeding
 
     def __init__(self, datapipe: MapDataPipe[T], *, indices: Sequence[Any] | None = None) -> None:
         self.source = keyed_source(datapipe)
@@ -366,10 +374,7 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
     def new_pass(self, run: Run[Any]) -> MapShufflePass[T]:
         keys = range(len(self.source)) if self.indices is None else self.indices
         seed = self.next_seed() if self.shuffles else 0
-        return MapShufflePass(run, keys, shuffles=self.shuffles, seed=seed)
-
-    def cursor_form(self) -> Form:
-        return fields({"seed": SEED})
+        return MapShufflePass(run, keys, shuffles=self.shuffles, state=Seeding(seed=seed))
 
     def can_share(self) -> bool:
         return True
@@ -385,20 +390,27 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
 class MapShufflePass(LookupPass[T]):
     """One pass over a MapShuffler, which can resume at any position at once."""
 
-    cursor_fields = ("seed",)
-
+    state: Seeding = field(kw_only=True)
     shuffles: bool = field(kw_only=True)
-    seed: int = field(kw_only=True)
 
     def positions_left(self) -> Iterable[int]:
         positions = super().positions_left()
-        return permuted(positions, len(self.keys), self.seed) if self.shuffles else positions
+        return permuted(positions, len(self.keys), self.state.seed) if self.shuffles else positions
 
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is not None:
-            self.seed = cursor["seed"]
-            self.pipe.follow_seed(self.seed)
-        return super().resume_at(position, cursor, cursors)
+
+class BatchesShuffled(State):
+    """The place of an InBatchShuffler: the batches so far, and the items drawn for them."""
+
+    seed: Seed
+    yielded: OfSource = 0
+    drawn: Count = 0
+
+    def first(self) -> int:
+        return self.yielded
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        if self.drawn > self.yielded * largest_batch(pipe.source):
+            yield "each item of a batch took one draw"
 
 
 @functional_datapipe("in_batch_shuffle")
@@ -411,6 +423,8 @@ class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
     [[0, 1, 2], [3, 4, 5]]
     """
 
+    State = BatchesShuffled
+
     def __init__(self, datapipe: Iterable[Sequence[T]]) -> None:
         self.source = iterable_source(datapipe)
 
@@ -418,54 +432,39 @@ class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
         return len(self.source)
 
     def new_pass(self, run: Run[Any]) -> InBatchPass[T]:
-        return InBatchPass(run, self.shuffles, self.next_seed() if self.shuffles else 0)
-
-    def cursor_form(self) -> Form:
-        largest = largest_batch(self.source)
-        drawn: Rule = (
-            "each item of a batch took one draw",
-            lambda cursor: cursor["drawn"] <= cursor["yielded"] * largest,
-        )
-        yielded = whole(most=most_items(self.source))
-        return fields({"seed": SEED, "yielded": yielded, "drawn": COUNT}, drawn)
+        seed = self.next_seed() if self.shuffles else 0
+        return InBatchPass(run, self.shuffles, state=BatchesShuffled(seed=seed))
 
 
 @dataclass
 class InBatchPass(Pass[list[T]]):
-    """One pass over an InBatchShuffler: the batches so far, and the items drawn for them."""
+    """One pass over an InBatchShuffler."""
 
-    cursor_fields = ("seed", "yielded", "drawn")
     follows_source = True
 
     shuffles: bool
-    seed: int
-    yielded: int = 0
-    drawn: int = 0
+    state: BatchesShuffled = field(kw_only=True)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if not self.shuffles:
-            self.yielded = position
-            self.source.resume(position, cursors)
-            return 0
-        if cursor is None:
-            return position
-        self.seed, self.yielded, self.drawn = cursor["seed"], cursor["yielded"], cursor["drawn"]
-        self.pipe.follow_seed(self.seed)
-        self.source.resume(self.yielded, cursors)
-        return position - self.yielded
+        if self.shuffles:
+            return super().resume_at(position, cursor, cursors)
+        self.state.yielded = position
+        self.source.resume(position, cursors)
+        return 0
 
     def __iter__(self) -> Iterator[list[T]]:
         # One draw for every item, so that a resumed pass can count its draws.
-        draw = fractions(self.seed, self.drawn).__next__
+        state = self.state
+        draw = fractions(state.seed, state.drawn).__next__
         for batch in self.source.begin():
             if not self.shuffles:
-                self.yielded += 1
+                state.yielded += 1
                 yield batch
                 continue
             if not isinstance(batch, Iterable):
                 raise TypeError(f"{self.pipe!r} reads batches, got {type(batch).__name__}")
             left = list(batch)
             mixed = [swapped_out(left, int(draw() * len(left))) for _ in range(len(left))]
-            self.yielded += 1
-            self.drawn += len(mixed)
+            state.yielded += 1
+            state.drawn += len(mixed)
             yield mixed

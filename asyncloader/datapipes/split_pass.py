@@ -11,19 +11,19 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import thread_time
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from asyncloader.datapipes.call import calling
 from asyncloader.datapipes.edges import beginning
 from asyncloader.datapipes.running.bridge import draw_for_all
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
-    Form,
+    Count,
+    Of,
+    State,
     ascending,
-    counts,
     cursors,
     each_of,
-    fields,
     just,
 )
 from asyncloader.datapipes.running.cursor_history import Pace, thinned
@@ -40,25 +40,28 @@ from asyncloader.errors import IteratorInvalidated, SnapshotError
 T = TypeVar("T")
 
 
-def split_form(branches: int, splitter: int | None, index: int) -> Form:
-    """Return the form of a branch's cursor, which ``SplitPass.cursor_of`` makes."""
-    indices = ascending(below=branches)
-    return fields(
-        {
-            "splitter": just(splitter),
-            "index": just(index),
-            "left": indices,
-            "gone": indices,
-            "given": each_of(branches, COUNT),
-            "above": cursors,
-            **counts("yielded", "taken"),
-        },
-        ("a branch was given items that were taken", _were_taken),
-    )
+#: In a state: indices of branches.
+Indices = Annotated[list[int], Of(lambda branch: ascending(below=branch.source.num_instances))]
 
 
-def _were_taken(cursor: Cursor) -> bool:
-    return bool(max(cursor["given"]) <= cursor["taken"])
+class Branching(State):
+    """The place of a branch, and a start from which the whole split can be made again.
+
+    That is ``taken``, ``given`` and the cursors ``above``; ``SplitPass`` says what the rest is.
+    """
+
+    splitter: Annotated[int | None, Of(lambda branch: just(number_of(branch.source)))]
+    index: Annotated[int, Of(lambda branch: just(branch.index))]
+    yielded: Count
+    left: Indices
+    gone: Indices
+    taken: Count
+    given: Annotated[list[int], Of(lambda branch: each_of(branch.source.num_instances, COUNT))]
+    above: Annotated[list[Any], cursors]
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        if max(self.given) > self.taken:
+            yield "a branch was given items that were taken"
 
 
 def _branches_above(cursors: Cursors) -> Cursors:
@@ -115,6 +118,8 @@ class SplitPass(Pass[T]):
 
     A resumed pass begins at the latest ``SplitStart`` that no branch is behind.
     """
+
+    has_place = False
 
     def __init__(self, run: Run[Any], before: SplitPass[T] | None = None) -> None:
         super().__init__(run)
@@ -206,16 +211,18 @@ class SplitPass(Pass[T]):
         """Return a branch's position, and a start from which the pass can be made again."""
         with self._drawing:
             start = self._latest_start()
-            return {
-                "splitter": number_of(self.split),
-                "index": index,
-                "yielded": self.yielded_by(index),
-                "left": sorted(self.left),
-                "gone": sorted(self._gone & self.left),
-                "taken": start.taken,
-                "given": list(start.given),
-                "above": [[number, cursor] for number, cursor in start.cursors.items()],
-            }
+            return vars(
+                Branching(
+                    splitter=number_of(self.split),
+                    index=index,
+                    yielded=self.yielded_by(index),
+                    left=sorted(self.left),
+                    gone=sorted(self._gone & self.left),
+                    taken=start.taken,
+                    given=list(start.given),
+                    above=[[number, cursor] for number, cursor in start.cursors.items()],
+                )
+            )
 
     def expect(self, index: int, position: int, cursors: Cursors) -> int:
         """Resume a branch after ``position`` items; return how many it must drop itself."""

@@ -27,14 +27,13 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_dat
 from asyncloader.datapipes.call import answer_of, blame, is_async, itself
 from asyncloader.datapipes.edges import all_readers, edges_of, read_apart
 from asyncloader.datapipes.patterns import add_cursors
-from asyncloader.datapipes.running.cursor_forms import Form
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of, put_cursor
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, put_cursor
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Pass, Run, RunTree, own_tree_of
 from asyncloader.datapipes.running.traits import reads_ahead
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source, keyed_source
-from asyncloader.datapipes.split_pass import SplitPass, split_form
+from asyncloader.datapipes.split_pass import Branching, SplitPass
 from asyncloader.errors import IteratorInvalidated
 from asyncloader.system import unless_exiting
 
@@ -43,6 +42,8 @@ T = TypeVar("T")
 
 class Branch(IterDataPipe[T]):
     """One of the streams that a splitter makes of its source."""
+
+    State = Branching
 
     def __init__(self, splitter: Splitter[T], index: int) -> None:
         self.source = splitter
@@ -63,9 +64,6 @@ class Branch(IterDataPipe[T]):
     def new_pass(self, run: Run[Any]) -> BranchPass[T]:
         return BranchPass(run)
 
-    def cursor_form(self) -> Form:
-        return split_form(self.source.num_instances, number_of(self.source), self.index)
-
     def split_in(self, tree: RunTree) -> SplitPass[T] | None:
         """Return the latest shared pass of the branches, or None."""
         found: SplitPass[T] | None = tree.latest_pass(self.source)
@@ -80,8 +78,6 @@ class Branch(IterDataPipe[T]):
 @dataclass
 class BranchPass(Pass[T]):
     """One branch's part in the pass that it shares with the other branches."""
-
-    cursor_fields = ()
 
     _split: SplitPass[T] | None = field(default=None, init=False, repr=False)
 

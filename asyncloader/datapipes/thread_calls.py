@@ -26,7 +26,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.patterns import closing_items
-from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.running.cursor_forms import State
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.naming import brief_name
 from asyncloader.datapipes.running.run import Run, RunTree
@@ -37,7 +37,7 @@ from asyncloader.datapipes.running.run_place import (
     present_waiter,
     some_home,
 )
-from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, form_ahead
+from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, state_ahead
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
 from asyncloader.machine import usable_cores
@@ -337,8 +337,9 @@ class ThreadMapper(IterDataPipe[T]):
     def first_cursor(self, tree: RunTree) -> Cursor:
         return first_cursor(tree.yield_order_of(self))
 
-    def cursor_form(self) -> Form:
-        return form_ahead(self)
+    @property
+    def State(self) -> type[State] | None:  # type: ignore[override]
+        return state_ahead(self)
 
     def has_no_order(self) -> bool:
         return not self.ordered

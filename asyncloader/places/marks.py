@@ -9,14 +9,17 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, replace
 
-from asyncloader.datapipes.running.cursor_forms import counts, fields
+from asyncloader.datapipes.running.cursor_forms import Count, State
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.unordered import Piece, followed, unnumbered_in
 from asyncloader.errors import TransportError
 from asyncloader.places.random_states import States
 
-#: The form of the cursor of dealt items; it has the number of the pipe that deals.
-DEALT = fields(counts("taken"))
+
+class Dealt(State):
+    """Of dealt items: how many were taken. It has the number of the pipe that deals."""
+
+    taken: Count
 
 
 @dataclass(frozen=True)

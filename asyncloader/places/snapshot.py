@@ -16,8 +16,22 @@ import math
 import sys
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any
+from typing import Annotated, Any
 
+from asyncloader.datapipes.running.cursor_forms import (
+    COUNT,
+    SEED,
+    Count,
+    State,
+    anything,
+    bytes_or_none,
+    check_form,
+    list_of,
+    or_none,
+    refuse,
+    row,
+    whole,
+)
 from asyncloader.errors import SnapshotError
 
 VERSION = 6
@@ -36,13 +50,45 @@ _FIELDS = (
     "checksums",
 )
 _CHECKED = _FIELDS[1:-1]
-_POSITION = "items workers in_order rank ranks ahead cursors lengths"
-
-# More items, and epochs, than any loader has counted: ten million a second for most of a year.
-_MOST = 2**48
 # More workers, and ranks, than any run has.
 _MOST_PROCESSES = 2**20
 _MOST_DIGITS = 9
+
+SeedOrNone = Annotated[int | None, or_none(SEED)]
+Processes = Annotated[int, whole(most=_MOST_PROCESSES)]
+
+
+class Randomness(State):
+    """Where a loader is in its sequence of epochs; see ``Snapshot``."""
+
+    seed: SeedOrNone
+    epoch: Count
+    epoch_seed: SeedOrNone
+    #: Earlier states do not have it.
+    drawn: SeedOrNone | None = None
+
+
+class Position(State):
+    """Where a loader is in its epoch; see ``Snapshot``."""
+
+    items: Count
+    workers: Processes
+    in_order: bool
+    rank: Processes
+    ranks: Annotated[int, whole(1, _MOST_PROCESSES)]
+    ahead: Count
+    #: Texts, which ``from_text`` reads.
+    cursors: Any
+    lengths: Any
+    #: Only states with padded shares have it.
+    padding: Count | None = None
+
+    def check_bounds(self) -> None:
+        """Raise SnapshotError for what is larger than another field allows."""
+        bounds = ("rank", self.ranks - 1), ("ahead", self.items), ("padding", self.items)
+        for name, most in bounds:
+            if (value := getattr(self, name)) is not None and value > most:
+                refuse(f"position.{name}", f"a number from 0 to {most}", value)
 
 
 @dataclass(frozen=True)
@@ -93,26 +139,26 @@ class SnapshotEncoder:
             _GRAPH: snapshot.graph,
             "fingerprint": self._fingerprint,
             "reading_service_state": snapshot.service_state,
-            "randomness_state": {
-                "seed": snapshot.seed,
-                "epoch": snapshot.epoch,
-                "epoch_seed": snapshot.epoch_seed,
-                "drawn": snapshot.drawn,
-            },
-            "position": {
-                "items": snapshot.items,
-                "workers": snapshot.workers,
-                "in_order": snapshot.in_order,
-                "rank": snapshot.rank,
-                "ranks": snapshot.ranks,
-                "ahead": snapshot.ahead,
-                "cursors": self._cursors_text(snapshot.cursors),
+            "randomness_state": vars(
+                Randomness(
+                    seed=snapshot.seed,
+                    epoch=snapshot.epoch,
+                    epoch_seed=snapshot.epoch_seed,
+                    drawn=snapshot.drawn,
+                )
+            ),
+            "position": Position(
+                items=snapshot.items,
+                workers=snapshot.workers,
+                in_order=snapshot.in_order,
+                rank=snapshot.rank,
+                ranks=snapshot.ranks,
+                ahead=snapshot.ahead,
+                cursors=self._cursors_text(snapshot.cursors),
                 # Most graphs have none, and a state may be taken at every step.
-                "lengths": json.dumps(sorted(snapshot.lengths.items()))
-                if snapshot.lengths
-                else "[]",
-                **({} if snapshot.padding is None else {"padding": snapshot.padding}),
-            },
+                lengths=json.dumps(sorted(snapshot.lengths.items())) if snapshot.lengths else "[]",
+                padding=snapshot.padding,
+            ).saved(),
         }
         sums = {name: self._sum(name, value) for name, value in checked.items()}
         return {"version": VERSION, **checked, "checksums": sums}
@@ -168,36 +214,27 @@ def decode(state: Any) -> Snapshot:
         raise SnapshotError(
             f"the state's version is {_shown(version)}; this release reads version {VERSION}"
         )
-    graph = _bytes(state[_GRAPH], _GRAPH)
-    randomness = _fields(state["randomness_state"], "randomness_state", "seed epoch epoch_seed")
-    position = _fields(state["position"], "position", _POSITION)
+    for name in (_GRAPH, "reading_service_state"):
+        check_form(bytes_or_none, state[name], name)
+    randomness = Randomness.read(state["randomness_state"], "randomness_state", named=_DOTTED)
+    position = Position.read(state["position"], "position", named=_DOTTED)
     _check_sums(state)
-    items = _count(position["items"], "position.items")
-    ranks = _count(position["ranks"], "position.ranks", _MOST_PROCESSES)
-    if not ranks:
-        raise SnapshotError("position.ranks must be at least 1, got 0")
+    position.check_bounds()
+    fingerprint = from_text(state["fingerprint"], "fingerprint")
+    check_form(list_of(anything), fingerprint, "fingerprint")
+    lengths = from_text(position.lengths, "position.lengths")
+    check_form(list_of(row(COUNT, COUNT)), lengths, "position.lengths")
+    cursors = _cursors(from_text(position.cursors, "position.cursors"))
     return Snapshot(
-        seed=_seed(randomness["seed"], "randomness_state.seed"),
-        epoch=_count(randomness["epoch"], "randomness_state.epoch"),
-        epoch_seed=_seed(randomness["epoch_seed"], "randomness_state.epoch_seed"),
-        # Earlier states do not have it.
-        drawn=_seed(randomness.get("drawn"), "randomness_state.drawn"),
-        items=items,
-        workers=_count(position["workers"], "position.workers", _MOST_PROCESSES),
-        in_order=_truth(position["in_order"], "position.in_order"),
-        rank=_count(position["rank"], "position.rank", ranks - 1),
-        ranks=ranks,
-        ahead=_count(position["ahead"], "position.ahead", items),
-        # Only states with padded shares have it.
-        padding=_count(position["padding"], "position.padding", items)
-        if "padding" in position
-        else None,
-        cursors=_cursors(from_text(position["cursors"], "position.cursors")),
-        lengths=_lengths(from_text(position["lengths"], "position.lengths")),
-        fingerprint=_list(from_text(state["fingerprint"], "fingerprint"), "fingerprint"),
-        service_state=_bytes(state["reading_service_state"], "reading_service_state"),
-        graph=graph,
+        **vars(randomness),
+        **{**vars(position), "cursors": cursors, "lengths": dict(lengths)},
+        fingerprint=fingerprint,
+        service_state=state["reading_service_state"],
+        graph=state[_GRAPH],
     )
+
+
+_DOTTED = "{}.{}"
 
 
 def _check_sums(state: dict[str, Any]) -> None:
@@ -216,15 +253,6 @@ def _checksum(value: Any, name: str) -> str:
         raise SnapshotError(f"{name} is not plain data: {error!r}") from error
 
 
-def _fields(value: Any, name: str, keys: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise SnapshotError(f"{name} must be a dict, not {_kind(value)}")
-    for key in keys.split():
-        if key not in value:
-            raise SnapshotError(f"{name} has no {key!r}")
-    return value
-
-
 def _cursors(value: Any) -> Cursors:
     name = "position.cursors"
     if not isinstance(value, dict):
@@ -235,48 +263,6 @@ def _cursors(value: Any) -> Cursors:
         if not isinstance(cursor, dict):
             raise SnapshotError(f"{name}[{number!r}] must be a dict, not {_kind(cursor)}")
     return {int(number): cursor for number, cursor in value.items()}
-
-
-def _lengths(value: Any) -> dict[int, int]:
-    name = "position.lengths"
-    lengths = {}
-    for pair in _list(value, name):
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise SnapshotError(f"{name} must hold pairs of numbers, got {_shown(pair)}")
-        lengths[_count(pair[0], f"a pipe in {name}")] = _count(pair[1], f"a length in {name}")
-    return lengths
-
-
-def _count(value: Any, name: str, most: int = _MOST) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise SnapshotError(f"{name} must be a number from 0 to {most}, got {_shown(value)}")
-    return value
-
-
-def _truth(value: Any, name: str) -> bool:
-    if type(value) is not bool:
-        raise SnapshotError(f"{name} must be True or False, got {_shown(value)}")
-    return value
-
-
-def _seed(value: Any, name: str) -> int | None:
-    if value is None:
-        return None
-    if type(value) is not int or not 0 <= value < 2**64:
-        raise SnapshotError(f"{name} must be None or a 64-bit number, got {_shown(value)}")
-    return value
-
-
-def _bytes(value: Any, name: str) -> bytes | None:
-    if value is not None and not isinstance(value, bytes):
-        raise SnapshotError(f"{name} must be bytes or None, not {_kind(value)}")
-    return value
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise SnapshotError(f"{name} must be a list, not {_kind(value)}")
-    return value
 
 
 def _shown(value: object) -> str:

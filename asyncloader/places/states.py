@@ -33,7 +33,7 @@ from asyncloader.graph.refusals import Purpose, Refusal, first_refusal
 from asyncloader.graph.walk import Graph
 from asyncloader.places.elastic import Role, divides_alike, refit, regroup
 from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, decode
-from asyncloader.places.stream_place import stream_form
+from asyncloader.places.stream_place import PartFacts, stream_form
 from asyncloader.ranks import ranks_in_words
 from asyncloader.seeds import SeedGenerator, SeedStream, checked_seed, entropy
 from asyncloader.transport.code import dumps_code
@@ -160,6 +160,7 @@ class LoaderStates:
         """Return a function that tells the form of each cursor taken with so many workers."""
         pipes = self._graph.pipes
 
+        @functools.cache
         def inside(number: int) -> Form:
             return form_of_pipe(pipes[number]) if 0 <= number < len(pipes) else no_cursor
 
@@ -170,12 +171,8 @@ class LoaderStates:
         outlets = {}
         for part in cut.parts:
             is_dealt = any(inlet is cut.dispatch for inlet in part.inlets)
-            outlets[numbers[id(part.end)]] = stream_form(
-                workers,
-                in_order=in_order,
-                dispatch=numbers[id(cut.dispatch)] if is_dealt else None,
-                inside=inside,
-            )
+            facts = PartFacts(workers, in_order, numbers[id(cut.dispatch)] if is_dealt else None)
+            outlets[numbers[id(part.end)]] = stream_form(facts, inside)
         return lambda number: outlets[number] if number in outlets else inside(number)
 
     def _check_possible(self, role: Role) -> None:
@@ -230,9 +227,9 @@ class LoaderStates:
 
 
 def _yielded_at(pipe: Any, cursor: Cursor) -> int:
-    # A source with a state of its own may be the user's class.
-    yielded: int = cursor["yielded"] if has_own_state(pipe) else pipe.yielded_at(cursor)
-    return yielded
+    if has_own_state(pipe):
+        return int(cursor["yielded"])
+    return int(pipe.yielded_at(pipe.State.loaded(cursor)))
 
 
 def _length_of(source: Any) -> int | None:

@@ -8,21 +8,24 @@ reports, and which of them is old enough for all of its workers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
+    Count,
     Form,
     FormOf,
+    Of,
+    State,
     cursors,
     each_of,
-    fields,
+    form_of_state,
     instead,
     just,
     list_of,
+    no_cursor,
     or_none,
     row,
     whole,
@@ -30,7 +33,7 @@ from asyncloader.datapipes.running.cursor_forms import (
 from asyncloader.datapipes.running.cursor_history import thinned
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.unordered import Piece, followed, piece
-from asyncloader.places.marks import DEALT, FIRST, DealStart, Mark, Noted, load_mark
+from asyncloader.places.marks import FIRST, DealStart, Dealt, Mark, Noted, load_mark
 from asyncloader.places.random_states import check_states
 
 #: A worker, and how many items of it were taken one after the other.
@@ -135,21 +138,79 @@ def cursor_of_place(place: StreamPlace) -> Cursor:
 _MARK = row(COUNT, cursors, or_none(check_states))
 
 
-def place_form(workers: int, dispatch: int | None) -> tuple[dict[str, Form], dict[str, Form]]:
-    """Return the forms of a place's fields: those it must have, and those it may have.
+class PartFacts(NamedTuple):
+    """What the states of a part that ran in workers depend on.
 
     ``dispatch`` is the number of the pipe that dealt its items, if there was one.
     """
-    mark = _MARK if dispatch is None else instead(_MARK, dispatch, DEALT)
-    own = {
-        "workers": each_of(workers, row(mark, COUNT)),
-        "turns": list_of(whole(most=workers - 1), most=workers),
-    }
-    return own, {} if dispatch is None else {"deal": row(_MARK, each_of(workers, COUNT))}
+
+    workers: int
+    in_order: bool
+    dispatch: int | None
+
+
+def _starts_form(part: PartFacts) -> Form:
+    mark = _MARK
+    if part.dispatch is not None:
+        mark = instead(_MARK, part.dispatch, form_of_state(Dealt, part))
+    return each_of(part.workers, row(mark, COUNT))
+
+
+def _deal_form(part: PartFacts) -> Form:
+    return row(_MARK, each_of(part.workers, COUNT)) if part.dispatch is not None else no_cursor
+
+
+def _runs_form(part: PartFacts) -> Form:
+    return list_of(row(whole(most=part.workers - 1), whole(least=1)))
+
+
+def _told_form(part: PartFacts) -> Form:
+    return list_of(row(whole(most=part.workers - 1), list_of(piece)))
+
+
+class Streaming(State):
+    """The place of a part that ran in workers: of each worker, and whose turns are next.
+
+    ``runs`` and ``told`` are what comes later, where that does not repeat by itself.
+    """
+
+    taken: Count
+    in_order: Annotated[bool, Of(lambda part: just(part.in_order))]
+    runs: Annotated[Iterable[Stretch], Of(_runs_form)]
+    told: Annotated[Iterable[list[Any]], Of(_told_form)]
+    workers: Annotated[list[Any], Of(_starts_form)]
+    turns: Annotated[
+        list[int], Of(lambda part: list_of(whole(most=part.workers - 1), most=part.workers))
+    ]
+    deal: Annotated[list[Any], Of(_deal_form)] | None = None
+
+    def check(self, pipe: PartFacts) -> Iterator[str]:
+        if len(set(self.turns)) != len(self.turns):
+            yield "each worker has one turn"
+        if self.taken != sum(mark[0] + more for mark, more in self.workers):
+            yield "what was taken is what was taken of all workers"
+        if pipe.dispatch is not None and not self._is_dealt(pipe.dispatch):
+            yield "the workers resume with what was dispatched to them"
+
+    def _is_dealt(self, dispatch: int) -> bool:
+        marks = [dict(mark[1]) for mark, _ in self.workers]
+        dealt = [mark[dispatch]["taken"] if dispatch in mark else 0 for mark in marks]
+        if self.deal is None:
+            return not any(dealt)
+        first = min(taken * len(dealt) + worker for worker, taken in enumerate(dealt))
+        mark, had = self.deal
+        return bool(had == dealt and mark[0] <= first)
+
+
+class Spread(State):
+    """The place of a part that resumes by its position alone, in any number of workers."""
+
+    spread: Annotated[list[Any], cursors]
+    deals: Annotated[int | None, Of(lambda part: just(part.dispatch))]
 
 
 def place_of_cursor(cursor: Cursor) -> StreamPlace:
-    """Return the place of a cursor, which was checked against ``place_form``."""
+    """Return the place of a cursor, which was checked as ``Streaming``."""
     starts = tuple(WorkerStart(_mark(mark), unwanted) for mark, unwanted in cursor["workers"])
     deal = None
     if "deal" in cursor:
@@ -185,54 +246,15 @@ def stretches_between(before: Sequence[int], now: Sequence[int]) -> list[Stretch
     return [[worker, count] for worker, count in enumerate(counts) if count]
 
 
-def stream_form(workers: int, *, in_order: bool, dispatch: int | None, inside: FormOf) -> Form:
-    """Return the form of the cursors of a part that ran in so many workers.
-
-    ``dispatch`` is the number of the pipe that dealt its items, if there was one;
-    ``inside`` gives the forms of the cursors of the part's pipes.
-    """
-    place, may_have = place_form(workers, dispatch)
-    worker = whole(most=workers - 1)
-    own = fields(
-        {
-            "taken": COUNT,
-            "in_order": just(in_order),
-            "runs": list_of(row(worker, whole(least=1))),
-            "told": list_of(row(worker, list_of(piece))),
-            **place,
-        },
-        ("each worker has one turn", lambda cursor: _differ(cursor["turns"])),
-        ("what was taken is what was taken of all workers", _adds_up),
-        ("the workers resume with what was dispatched to them", partial(_is_dealt, dispatch)),
-        may_have=may_have,
-    )
-    spread = fields({SPREAD: cursors, "deals": just(dispatch)})
+def stream_form(part: PartFacts, inside: FormOf) -> Form:
+    """Return the form of the cursors of a part; ``inside`` gives those of its pipes."""
+    own, spread = form_of_state(Streaming, part), form_of_state(Spread, part)
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         is_spread = type(value) is dict and SPREAD in value
         (spread if is_spread else own)(value, where, inside)
 
     return check
-
-
-def _differ(numbers: list[int]) -> bool:
-    return len(set(numbers)) == len(numbers)
-
-
-def _adds_up(cursor: Cursor) -> bool:
-    return bool(cursor["taken"] == sum(mark[0] + more for mark, more in cursor["workers"]))
-
-
-def _is_dealt(dispatch: int | None, cursor: Cursor) -> bool:
-    if dispatch is None:
-        return True
-    marks = [dict(mark[1]) for mark, _ in cursor["workers"]]
-    dealt = [mark[dispatch]["taken"] if dispatch in mark else 0 for mark in marks]
-    if "deal" not in cursor:
-        return not any(dealt)
-    first = min(taken * len(dealt) + worker for worker, taken in enumerate(dealt))
-    mark, had = cursor["deal"]
-    return bool(had == dealt and mark[0] <= first)
 
 
 def _plain_mark(mark: Mark) -> list[Any]:

@@ -31,6 +31,7 @@ from asyncloader.places.elastic import spread_place
 from asyncloader.places.stream_place import (
     SPREAD,
     Stand,
+    Streaming,
     StreamPlace,
     Stretch,
     counts_of,
@@ -127,12 +128,8 @@ class FromWorkers(IterDataPipe[Any]):
 
     def cursor(self, taken: int, later: Cursor, place: StreamPlace) -> Cursor:
         """Return the cursor of a place of the stream, of which so many items were taken."""
-        return {
-            "taken": taken,
-            "in_order": self.is_in_order,
-            **later,
-            **cursor_of_place(place),
-        }
+        own = cursor_of_place(place)
+        return Streaming(taken=taken, in_order=self.is_in_order, **later, **own).saved()
 
     def later(self, stretches: Iterable[Stretch] = (), told: Iterable[Any] = ()) -> Cursor:
         """Return these and, where the order does not repeat, all that will follow them."""
@@ -160,7 +157,6 @@ class FromWorkersPass(Pass[Any]):
     which does the same for pipes that run in the loader's process.
     """
 
-    cursor_fields = ()
     runs_ahead = True
 
     def __init__(self, run: Run[Any]) -> None:
@@ -351,6 +347,8 @@ class FedFromWorkers(IterDataPipe[Any]):
 
 class FedPass(Pass[Any]):
     """The one pass over a FedFromWorkers. It has no place, because requests never come again."""
+
+    has_place = False
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async with aclosing(self.groups()) as groups:

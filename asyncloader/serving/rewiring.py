@@ -160,6 +160,8 @@ class RequestBatcher(IterDataPipe[Envelope]):
 class RequestPass(Pass[Any]):
     """One pass over what is made of requests. It has no place: requests do not come again."""
 
+    has_place = False
+
     def __aiter__(self) -> AsyncIterator[Any]:
         made: AsyncIterator[Any] = self.pipe.made_of(self.source)
         return made

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.envelope import Envelope
@@ -196,8 +196,6 @@ class FromDispatcher(IterDataPipe[Any]):
 class DealtPass(Pass[Any]):
     """One pass over a FromDispatcher; it continues where the pass before stopped."""
 
-    cursor_fields: ClassVar[tuple[str, ...] | None] = ()
-
     _first: int = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -219,7 +217,7 @@ class DealtPass(Pass[Any]):
 class LoaderFedPass(DealtPass):
     """One pass over what the loader deals. It has no cursor: such items never come again."""
 
-    cursor_fields = None
+    has_place = False
 
 
 #: Marks the end of the items.

@@ -8,6 +8,7 @@ from typing import Any
 
 from asyncloader.datapipes.running.cursors import Cursors, close_items, set_numbers
 from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.graph import breadth_first
 
 
@@ -21,6 +22,12 @@ def placed(graph: Any) -> Run[Any]:
 def new_pass(pipe: Any) -> Any:
     """Return a pass over a pipe that begins at its first item."""
     return Run(pipe, RunTree()).new_pass()
+
+
+def place_of(pipe: Any, *names: str) -> list[Any]:
+    """Return these fields of what is saved of a pipe's latest pass."""
+    cursor = latest_pass(pipe).cursor()
+    return [cursor[name] for name in names]
 
 
 def cursors_along(graph: Any) -> tuple[list[Any], list[Cursors]]:

@@ -14,6 +14,7 @@ from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.map import Zipper as MapZipper
 from asyncloader.datapipes.running.run import RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
+from tests.datapipes.resuming import place_of
 from tests.datapipes.watched import Failing, Watched
 
 several = st.lists(st.lists(st.integers(), max_size=5), min_size=1, max_size=4)
@@ -72,9 +73,9 @@ def test_mux_knows_its_round_and_turn() -> None:
 def test_mux_longest_knows_whose_turn_it_was_and_who_has_ended() -> None:
     pipe = IterableWrapper("abc").mux_longest("d")
     RunTree([pipe])
-    state = [(n, latest_pass(pipe).turn, set(latest_pass(pipe).ended)) for n in pipe]
+    state = [(n, *place_of(pipe, "turn", "ended")) for n in pipe]
 
-    assert state == [("a", 0, set()), ("d", 1, set()), ("b", 0, set()), ("c", 0, {1})]
+    assert state == [("a", 0, []), ("d", 1, []), ("b", 0, []), ("c", 0, [1])]
 
 
 @pytest.mark.parametrize("kind", [Zipper, ZipperLongest, Multiplexer, MapZipper])

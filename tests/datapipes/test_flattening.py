@@ -8,7 +8,7 @@ import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.running.run import RunTree
-from asyncloader.datapipes.running.watch.frames import latest_pass
+from tests.datapipes.resuming import place_of
 from tests.datapipes.watched import Watched
 
 NESTED: list[Any] = [[[0, 1], [2]], [[3, 4], [5]], [[6]]]
@@ -32,7 +32,7 @@ def test_a_pass_knows_its_place_inside_a_batch() -> None:
     pipe = IterableWrapper([[1, 2], [], [3]]).unbatch()
     RunTree([pipe])
 
-    assert [(n, latest_pass(pipe).taken, latest_pass(pipe).offset) for n in pipe] == [
+    assert [(n, *place_of(pipe, "taken", "offset")) for n in pipe] == [
         (1, 1, 1),
         (2, 1, 2),
         (3, 3, 1),
@@ -43,7 +43,7 @@ def test_flatmap_yields_the_items_of_each_result() -> None:
     pipe = IterableWrapper([1, 0, 2]).flatmap(lambda n: [n] * n)
     RunTree([pipe])
 
-    assert [(n, latest_pass(pipe).taken, latest_pass(pipe).offset) for n in pipe] == [
+    assert [(n, *place_of(pipe, "taken", "offset")) for n in pipe] == [
         (1, 1, 1),
         (2, 3, 1),
         (2, 3, 2),

@@ -14,7 +14,7 @@ from asyncloader.datapipes.map import Concater as MapConcater
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.running.run import RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
-from tests.datapipes.resuming import assert_goes_on
+from tests.datapipes.resuming import assert_goes_on, place_of
 from tests.datapipes.watched import Watched
 
 several = st.lists(st.lists(st.integers(), max_size=5), min_size=1, max_size=4)
@@ -44,10 +44,7 @@ def test_concat_knows_the_source_it_reads_and_opens_them_one_by_one() -> None:
     first, second = Watched("ab"), Watched("c")
     pipe = first.concat(second)
     RunTree([pipe])
-    state = [
-        (n, latest_pass(pipe).current, latest_pass(pipe).taken, first.open, second.open)
-        for n in pipe
-    ]
+    state = [(n, *place_of(pipe, "current", "taken"), first.open, second.open) for n in pipe]
 
     assert state == [("a", 0, 1, 1, 0), ("b", 0, 2, 1, 0), ("c", 1, 1, 0, 1)]
 
@@ -56,7 +53,7 @@ def test_cycle_begins_again_and_counts_its_rounds() -> None:
     pipe = IterableWrapper("ab").cycle(2)
     RunTree([pipe])
 
-    assert [(n, latest_pass(pipe).rounds, latest_pass(pipe).taken) for n in pipe] == [
+    assert [(n, *place_of(pipe, "rounds", "taken")) for n in pipe] == [
         ("a", 0, 1),
         ("b", 0, 2),
         ("a", 1, 1),

@@ -125,12 +125,12 @@ def test_a_pass_knows_its_seed_and_its_draws() -> None:
     pipe = IterableWrapper(range(9)).shuffle(buffer_size=4).set_seed(3)
     RunTree([pipe])
     iterator = iter(pipe)
-    state = latest_pass(pipe)
+    running = latest_pass(pipe)
 
     for drawn in range(1, 6):
         next(iterator)
-        assert (state.seed, state.drawn, state.taken) == (3, drawn, 4 + drawn)
-        assert len(state.buffer) == 4
+        assert running.cursor() == {"seed": 3, "drawn": drawn, "taken": 4 + drawn}
+        assert len(running.buffer) == 4
 
 
 def test_an_abandoned_pass_drops_its_buffer() -> None:
@@ -262,5 +262,5 @@ def test_in_batch_shuffle_keeps_the_batches_and_counts_its_draws() -> None:
 
     for number, batch in enumerate(pipe):
         assert sorted(batch) == [3 * number, 3 * number + 1, 3 * number + 2]
-        assert latest_pass(pipe).yielded == number + 1
-        assert latest_pass(pipe).drawn == 3 * (number + 1)
+        cursor = latest_pass(pipe).cursor()
+        assert (cursor["yielded"], cursor["drawn"]) == (number + 1, 3 * (number + 1))

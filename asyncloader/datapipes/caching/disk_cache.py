@@ -28,8 +28,8 @@ from asyncloader.datapipes.call import blame, plain_function
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.files.local import checked_hashes
 from asyncloader.datapipes.files.streams import pair_in
-from asyncloader.datapipes.patterns import LAGGING, LaggingPass, closing_items
-from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.patterns import LaggingPass, closing_items
+from asyncloader.datapipes.running.cursor_forms import Counts
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Run
@@ -137,6 +137,7 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
     """
 
     reads_ahead = True
+    State = Counts
 
     def __init__(
         self,
@@ -178,9 +179,6 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
 
     def new_pass(self, run: Run[Any]) -> DiskCachePass:
         return DiskCachePass(run)
-
-    def cursor_form(self) -> Form:
-        return LAGGING
 
 
 #: How many entries are made at a time where making them means waiting.
@@ -235,8 +233,8 @@ class DiskCachePass(LaggingPass[str]):
 
     def _paths(self, files: list[str]) -> Iterator[str]:
         yield from files[:-1]
-        self.taken += 1
-        self.yielded += len(files)
+        self.state.taken += 1
+        self.state.yielded += len(files)
         # An entry is done with its last path, or at once if it has none.
         yield from files[-1:]
 

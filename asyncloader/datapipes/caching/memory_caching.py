@@ -91,8 +91,6 @@ class Kept(Generic[T]):
 class MemoryCachePass(Pass[T]):
     """One pass over an InMemoryCacheHolder, which reads the source or what is kept of it."""
 
-    cursor_fields = ()
-
     yielded: int = 0
 
     def __post_init__(self) -> None:

@@ -16,12 +16,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from asyncloader.arguments import (
-    checked_count,
-    checked_encoding,
-    checked_errors,
-    checked_function,
-)
+from asyncloader.arguments import checked_count, checked_encoding, checked_errors, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, is_async
 from asyncloader.datapipes.files.streams import (
@@ -32,8 +27,8 @@ from asyncloader.datapipes.files.streams import (
     path_and_stream,
 )
 from asyncloader.datapipes.files.unpacking import checked_limit
-from asyncloader.datapipes.patterns import LAGGING, Expander, LaggingPass, after
-from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.patterns import Expander, LaggingPass, after
+from asyncloader.datapipes.running.cursor_forms import Counts
 from asyncloader.datapipes.running.run import Run
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import OnError
@@ -303,6 +298,8 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
     [('poem', 'one two'), ('poem', 'three')]
     """
 
+    State = Counts
+
     def __init__(
         self,
         source_datapipe: Iterable[tuple[str, Any]],
@@ -316,9 +313,6 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
 
     def new_pass(self, run: Run[Any]) -> ParagraphPass:
         return ParagraphPass(run)
-
-    def cursor_form(self) -> Form:
-        return LAGGING
 
 
 @dataclass
@@ -338,13 +332,13 @@ class ParagraphPass(LaggingPass[tuple[str, Any]]):
                 if line:
                     self.lines.append(line)
                 else:
-                    self.taken += 1
+                    self.state.taken += 1
             if self.lines:
                 yield self._paragraph(join)
 
     def _paragraph(self, join: Callable[[list[Any]], Any]) -> tuple[str, Any]:
         paragraph = answer_of(self.pipe, join, self.lines)
-        self.taken += len(self.lines)
-        self.yielded += 1
+        self.state.taken += len(self.lines)
+        self.state.yielded += 1
         self.lines = []
         return self.path, paragraph

@@ -13,8 +13,8 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.files.streams import pair_in, path_in
-from asyncloader.datapipes.patterns import LAGGING, Expander, LaggingPass, after
-from asyncloader.datapipes.running.cursor_forms import Form
+from asyncloader.datapipes.patterns import Expander, LaggingPass, after
+from asyncloader.datapipes.running.cursor_forms import Counts
 from asyncloader.datapipes.running.run import Run
 from asyncloader.datapipes.sources import iterable_source
 
@@ -34,14 +34,13 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     ['a/1', 'a/2']
     """
 
+    State = Counts
+
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]]) -> None:
         self.source = iterable_source(source_datapipe)
 
     def new_pass(self, run: Run[Any]) -> SamplePass:
         return SamplePass(run)
-
-    def cursor_form(self) -> Form:
-        return LAGGING
 
 
 @dataclass
@@ -76,9 +75,9 @@ class SamplePass(LaggingPass[dict[str, Any]]):
 
     def _whole(self) -> dict[str, Any]:
         sample, self.sample = self.sample, {}
-        self.taken += self.held
+        self.state.taken += self.held
         self.held = 0
-        self.yielded += 1
+        self.state.yielded += 1
         return sample
 
 

@@ -1,26 +1,44 @@
-"""The forms that the cursors of a state must have.
+"""What is saved of a pipe, and what a saved state may contain.
+
+This file is about ``State``, a pipe's place. Its annotated fields are all that is saved, and their
+annotations are the form that they must have when a state is loaded. What several fields must
+have in common is said by ``check``, in words:
+
+    class Filtered(State):
+        taken: Count = 0
+        yielded: Count = 0
+
+        def check(self, pipe):
+            if self.yielded > self.taken:
+                yield "yielded must be at most taken"
 
 A form is a function that raises a SnapshotError for a value that no real state contains: a value
-of another type, a number out of range, a list that is too long. Every pipe that makes cursors
-defines their form, and ``check_cursors`` checks a state when it is loaded, before anything is
-changed:
-
-    def cursor_form(self):
-        return fields({"taken": COUNT, "yielded": COUNT}, at_most("yielded", "taken"))
-
-A number that makes a pipe allocate, draw or repeat has a limit, which follows from the pipe's
-settings or from the other fields. A position in an endless source may be anything up to ``MOST``,
-because a long replay is allowed.
+of another type, a number out of range, a list that is too long. ``check_cursors`` checks a state
+when it is loaded, before anything is changed. A number that makes a pipe allocate, draw or repeat
+has a limit, which follows from the pipe's settings (``Of``) or from the other fields. A position in
+an endless source may be anything up to ``MOST``, because a long replay is allowed.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import (
+    Annotated,
+    Any,
+    NoReturn,
+    Self,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
-from asyncloader.datapipes.running.traits import can, has_own_state
+from asyncloader.datapipes.running.traits import has_own_state, setting
 from asyncloader.errors import SnapshotError
 
 #: More items than any loader yields: ten million a second for most of a year.
@@ -34,9 +52,6 @@ FormOf = Callable[[int], "Form"]
 
 #: Raises SnapshotError, naming the place, for a value that no real state contains.
 Form = Callable[[Any, str, FormOf], None]
-
-#: A condition on several fields, in words and as a function.
-Rule = tuple[str, Callable[[Cursor], bool]]
 
 
 def refuse(where: str, wanted: str, value: Any) -> NoReturn:
@@ -109,6 +124,12 @@ def just_bytes(count: int) -> Form:
     return check
 
 
+def bytes_or_none(value: Any, where: str, form_of: FormOf) -> None:
+    """Bytes of any length, or None."""
+    if value is not None and type(value) is not bytes:
+        refuse(where, "bytes or None", value)
+
+
 def or_none(form: Form) -> Form:
     """None, or a value of the form."""
 
@@ -173,8 +194,14 @@ def _list(value: Any, where: str, most: int | None = None) -> list[Any]:
     return value
 
 
-def fields(forms: Mapping[str, Form], *rules: Rule, may_have: Mapping[str, Form] = {}) -> Form:
-    """A dict with just these fields, and maybe those of ``may_have``, that keeps the rules."""
+#: The forms of annotations that are types.
+_PLAIN: dict[Any, Form] = {bool: truth, int: integer, Any: anything}
+
+
+def fields(
+    forms: Mapping[str, Form], may_have: Mapping[str, Form] = {}, *, named: str = "{}[{!r}]"
+) -> Form:
+    """A dict with just these fields, and maybe those of ``may_have``; how messages name them."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         if type(value) is not dict:
@@ -186,22 +213,141 @@ def fields(forms: Mapping[str, Form], *rules: Rule, may_have: Mapping[str, Form]
             form = forms.get(name) or may_have.get(name)
             if form is None:
                 raise SnapshotError(f"{where} has an unknown field {name!r}")
-            form(element, f"{where}[{name!r}]", form_of)
-        for words, holds in rules:
-            if not holds(value):
-                raise SnapshotError(f"{where} contradicts itself: {words}")
+            form(element, named.format(where, name), form_of)
 
     return check
 
 
-def counts(*names: str) -> dict[str, Form]:
-    """Fields that are all numbers of at least 0."""
-    return dict.fromkeys(names, COUNT)
+@dataclass(frozen=True)
+class Of:
+    """In an annotation: a form that depends on the pipe."""
+
+    form: Callable[[Any], Form]
 
 
-def at_most(less: str, more: str) -> Rule:
-    """The rule that one field is not greater than another."""
-    return f"{less} must be at most {more}", lambda cursor: bool(cursor[less] <= cursor[more])
+Count = Annotated[int, COUNT]
+Seed = Annotated[int, SEED]
+
+
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
+class State:
+    """A pipe's place between two items.
+
+    A subclass is a dataclass. Its fields are saved, a field that is None is not, and what may be
+    None may be missing in a state that is loaded.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(kw_only=True, eq=False)(cls)
+
+    @classmethod
+    def loaded(cls, cursor: Cursor) -> Self:
+        """Return the state that was saved as this."""
+        return cls(**_copied(cursor))
+
+    @classmethod
+    def read(cls, value: Any, where: str, *, named: str) -> Self:
+        """Return the state that was saved as this; SnapshotError where it has another form."""
+        check_form(form_of_state(cls, None, named=named), value, where)
+        return cls.loaded(value)
+
+    def first(self) -> int:
+        """Return how many items of the source come before the first that is read."""
+        first: int = self.taken  # type: ignore[attr-defined]  # that of most
+        return first
+
+    def position(self) -> int:
+        """Return how many items the pipe had yielded, or a smaller number."""
+        position: int = self.yielded  # type: ignore[attr-defined]  # that of most
+        return position
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        """Say what each rule is that the fields break, in words."""
+        return iter(())
+
+    def saved(self) -> Cursor:
+        """Return the fields as plain data, which later changes of this leave as it is."""
+        return _copied({name: each for name, each in vars(self).items() if each is not None})
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: [*each] if type(each) is list else each for name, each in values.items()}
+
+
+class Seeding(State):
+    """The place of a pipe that can begin anywhere, if it knows its seed."""
+
+    seed: Seed
+
+    def position(self) -> int:
+        return 0
+
+
+class Counts(State):
+    """The place of a pipe that has taken so many items and yielded so many."""
+
+    taken: Count = 0
+    yielded: Count = 0
+
+
+class Sieved(Counts):
+    """The place of a pipe that yields at most one item for each of its source."""
+
+    errors: Count = 0
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        yield from at_most(self, "yielded", "taken")
+        yield from at_most(self, "errors", "taken")
+        if self.errors and pipe.tolerance.is_strict:
+            yield "errors must be 0 where the first of them is raised"
+
+
+def at_most(state: State, less: str, more: str) -> Iterator[str]:
+    """Say that one field must not be greater than another, if it is."""
+    if getattr(state, less) > getattr(state, more):
+        yield f"{less} must be at most {more}"
+
+
+def form_of_state(kind: type[State] | None, pipe: Any, *, named: str = "{}[{!r}]") -> Form:
+    """Return the form of the states of a class; ``pipe`` is what its limits follow from."""
+    if kind is None:
+        return no_cursor
+    must: dict[str, Form] = {}
+    may: dict[str, Form] = {}
+    for name, hint in _annotations(kind).items():  # type: ignore[arg-type]  # it has a hash
+        own, may_miss = _without_none(hint)
+        (may if may_miss else must)[name] = _form_of_hint(own, pipe)
+    of_fields = fields(must, may, named=named)
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        of_fields(value, where, form_of)
+        for words in kind.loaded(value).check(pipe):
+            raise SnapshotError(f"{where} contradicts itself: {words}")
+
+    return check
+
+
+@functools.cache
+def _annotations(kind: Any) -> dict[str, Any]:
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        hints |= inspect.get_annotations(base, eval_str=True)
+    return hints
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    others = [each for each in get_args(hint) if each is not NoneType]
+    is_optional = NoneType in get_args(hint) and get_origin(hint) is not Annotated
+    return (others[0], True) if is_optional else (hint, False)
+
+
+def _form_of_hint(hint: Any, pipe: Any) -> Form:
+    if get_origin(hint) is Annotated:
+        form = hint.__metadata__[0]
+        return form.form(pipe) if isinstance(form, Of) else form
+    if get_origin(hint) is list:
+        return list_of(_form_of_hint(get_args(hint)[0], pipe))
+    return _PLAIN[hint]
 
 
 def no_cursor(value: Any, where: str, form_of: FormOf) -> None:
@@ -209,25 +355,8 @@ def no_cursor(value: Any, where: str, form_of: FormOf) -> None:
     raise SnapshotError(f"{where} is of a pipe that has no cursor")
 
 
-def of_a_pass(value: Any, where: str, form_of: FormOf) -> None:
-    """The cursor of a pass that defines no form."""
-    if type(value) is not dict:
-        refuse(where, "a dict", value)
-    for name in ("splitter", "above"):
-        if name in value:
-            raise SnapshotError(f"{where} has a field {name!r}, which only branches have")
-    if "yielded" in value:
-        COUNT(value["yielded"], f"{where}['yielded']", form_of)
-
-
-def sieve(*, tolerates: bool) -> Form:
-    """The cursor of a pass that yields at most one item for each of its source."""
-    own = counts("taken", "yielded") | {"errors": COUNT if tolerates else just(0)}
-    return fields(own, at_most("yielded", "taken"), at_most("errors", "taken"))
-
-
 #: The cursors of a source that has ``state_dict`` and ``load_state_dict``.
-OF_A_SOURCE = fields({"yielded": COUNT, "state": anything}, may_have={"ended": just(True)})
+OF_A_SOURCE = fields({"yielded": COUNT, "state": anything}, {"ended": just(True)})
 
 
 def cursors(value: Any, where: str, form_of: FormOf) -> None:
@@ -258,6 +387,11 @@ def check_cursors(found: Cursors, where: str, form_of: FormOf) -> None:
         check_cursor(number, cursor, where, form_of)
 
 
+def check_form(form: Form, value: Any, where: str) -> None:
+    """Raise SnapshotError for a value without cursors that has another form."""
+    form(value, where, lambda number: no_cursor)
+
+
 def check_cursor(number: int, cursor: Any, where: str, form_of: FormOf) -> None:
     """Raise SnapshotError if a cursor does not have its pipe's form."""
     form_of(number)(cursor, f"{where}[{number}]", form_of)
@@ -267,8 +401,10 @@ def form_of_pipe(pipe: Any) -> Form:
     """Return the form of a pipe's cursors; torch's pipes have none."""
     if has_own_state(pipe):
         return OF_A_SOURCE
-    form: Form = pipe.cursor_form() if can(pipe, "cursor_form") else no_cursor
-    return form
+    kind = setting(pipe, "State", None)
+    # A user's pipe may have such a name for something else.
+    is_of_a_state = isinstance(kind, type) and issubclass(kind, State)
+    return form_of_state(kind if is_of_a_state else None, pipe)
 
 
 def is_ascending(numbers: Iterable[int]) -> bool:

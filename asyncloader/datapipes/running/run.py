@@ -266,6 +266,10 @@ class Run(Generic[T]):
         self._start, self._count = None, Count()
         self._first = self._made_from = 0
 
+    def has_moved(self) -> bool:
+        """Whether an item has come, where they are counted."""
+        return self._count.passed() > 0
+
     def made(self) -> int:
         """Return how many of its items a ``CountedPass`` has yielded, dropped ones included."""
         return self._made_from + self._count.passed()
@@ -475,7 +479,7 @@ class Run(Generic[T]):
         """
         if self._history is None:
             return self.first_cursors()
-        if needed is not None or not self._count.passed():
+        if needed is not None or not self.has_moved():
             return self._history.at(self.count() if needed is None else needed)
         present: Cursors = {}
         self.put_cursors(present)
@@ -487,7 +491,7 @@ class Run(Generic[T]):
         into.update(beginnings or {})
         if self._own_state is not None:
             put_cursor(self.pipe, self._own_state.cursor(), into)
-        elif beginnings is None and self._pass is not None and self._pass.cursor_fields is not None:
+        elif beginnings is None and self._pass is not None and self._pass.has_place:
             self._pass.put_source_cursors(into)
             # The own cursor comes last: a pass that has not moved yet adds all of the graph's
             # cursors from its beginning.
@@ -507,15 +511,16 @@ class Pass(Generic[T_co]):
     """One pass over a pipe, from its first item to its last.
 
     A pass keeps its position in its fields, never in the locals of a generator, so that
-    it can be read between any two items. ``cursor_fields`` names these fields, which are whole
-    numbers: ``taken`` counts the source's items that the pass has finished with, and
-    ``yielded`` its own items. A pass with ``cursor_fields = None`` can begin only at its first
-    item; to resume it, the items before the wanted one are made and dropped.
+    it can be read between any two items. What is saved of it is in ``state``, of its pipe's class
+    ``State``; there is none where the position says it all. A pass without a place can begin only
+    at its first item; to resume it, the items before the wanted one are made and dropped.
 
     A pass is iterated by ``for``, or by ``async for`` where its pipe is async.
     """
 
-    cursor_fields: ClassVar[tuple[str, ...] | None] = None
+    #: Whether it can begin elsewhere than at its first item.
+    has_place: ClassVar[bool] = True
+
     #: Whether a pass holds calls that are running, so that it is busy when it is full.
     holds_calls: ClassVar[bool] = False
 
@@ -529,6 +534,7 @@ class Pass(Generic[T_co]):
     counts_edges: ClassVar[bool] = False
 
     run: Run[Any] = field(repr=False)
+    state: Any = field(default=None, kw_only=True)
     # No cached_property: that would make all fields slower to read and write.
     _source: Run[Any] | None = field(default=None, init=False, repr=False)
 
@@ -560,7 +566,19 @@ class Pass(Generic[T_co]):
 
     def cursor(self) -> Cursor:
         """Return the position of the pass between two items, as plain data."""
-        return {name: getattr(self, name) for name in self.cursor_fields or ()}
+        if self.state is None:
+            return {}
+        # A pass that has yielded nothing is where it began.
+        if self.run.has_moved() or not self.counts_edges:
+            self.fill()
+        saved: Cursor = self.state.saved()
+        return saved
+
+    def fill(self) -> None:
+        """Write into the state what it does not say yet; it is saved next.
+
+        Where edges are counted this is not called before the first item.
+        """
 
     def needs(self) -> int | None:
         """Return how many items of the source a resumed pass does not need any more.
@@ -602,7 +620,9 @@ class Pass(Generic[T_co]):
         These are the numbers of items it took and yielded, or UNCOUNTED; whether they are the
         same; and the number of errors that it tolerated. May be called in any thread.
         """
-        taken, yielded = getattr(self, "taken", UNCOUNTED), getattr(self, "yielded", UNCOUNTED)
+        taken, yielded = (
+            getattr(self, name, getattr(self.state, name, UNCOUNTED)) for name in _COUNTS
+        )
         return taken, yielded, self.follows_source, getattr(self, "errors", 0)
 
     def set_paused(self, is_paused: bool) -> None:
@@ -617,27 +637,17 @@ class Pass(Generic[T_co]):
         The cursor was taken at item ``position`` or earlier; None is the beginning.
         ``cursors`` are for the pipes that the pass reads. Call this before iterating.
         """
-        if cursor is None or self.cursor_fields is None:
+        if cursor is None or self.state is None:
             return position
-        missing = {"taken", "yielded", *self.cursor_fields} - cursor.keys()
-        if missing:
-            # A pipe that defines no cursor_form is checked only here.
-            raise SnapshotError(f"the state of a {type(self).__qualname__} has no {min(missing)!r}")
-        for name in self.cursor_fields:
-            if not (self.counts_edges and name in _COUNTED):
-                setattr(self, name, cursor[name])
-        self.source.resume(cursor["taken"], cursors)
-        return position - int(cursor["yielded"])
-
-
-#: What the edges count for a ``CountedPass``.
-_COUNTED = frozenset({"taken", "yielded"})
+        self.state = state = type(self.state).loaded(cursor)
+        self.pipe.begin_at(state)
+        self.source.resume(state.first(), cursors)
+        return position - int(state.position())
 
 
 class CountedPass(Pass[T_co]):
     """A pass whose place is how many items it has taken and yielded. It counts neither itself."""
 
-    cursor_fields: ClassVar[tuple[str, ...]] = ("taken", "yielded")
     counts_edges = True
 
     @property
@@ -649,6 +659,12 @@ class CountedPass(Pass[T_co]):
     def yielded(self) -> int:
         """How many items were yielded."""
         return self.run.made()
+
+    def fill(self) -> None:
+        self.state.taken, self.state.yielded = self.taken, self.yielded
+
+
+_COUNTS = ("taken", "yielded")
 
 
 class OwnState:

@@ -16,25 +16,24 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import field
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     MOST,
-    Form,
+    Count,
     FormOf,
+    Of,
+    Sieved,
+    State,
     anything,
     ascending,
     at_most,
-    counts,
-    fields,
     just,
     list_of,
-    no_cursor,
     row,
-    sieve,
-    truth,
     whole,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
@@ -230,9 +229,9 @@ class InOrder:
         """Return the first position whose result was not yielded."""
         return self.done
 
-    def cursor(self) -> Cursor:
-        """Return the fields that this adds to the pass's cursor."""
-        return {"taken": self.done}
+    def state(self, yielded: int, errors: int) -> Sieved:
+        """Return the place of a pass that has yielded so much."""
+        return Sieved(taken=self.done, yielded=yielded, errors=errors)
 
     def resume_at(self, cursor: Cursor, yielded: int) -> tuple[int, int]:
         """Resume at ``cursor``; return the counts of yielded items and of errors there."""
@@ -289,16 +288,18 @@ class AsReady:
         """Return the first position whose result was not yielded."""
         return min(self._again | self.held, default=max(self.read, self._known))
 
-    def cursor(self) -> Cursor:
-        """Return the fields that this adds to the cursor, with all that is yielded later."""
+    def state(self, yielded: int, errors: int) -> AsTheyCame:
+        """Return the place of a pass that has yielded so much, with all that is yielded later."""
         later = self._yield_order.since_now(self._first)
-        return {
-            "begun": True,
-            "taken": max(self.read, self._known),
-            "held": sorted(self._again | self.held),
-            "later": later,
-            "at": later.first,
-        }
+        return AsTheyCame(
+            begun=True,
+            yielded=yielded,
+            errors=errors,
+            taken=max(self.read, self._known),
+            held=sorted(self._again | self.held),
+            later=later,
+            at=later.first,
+        )
 
     def resume_at(self, cursor: Cursor, yielded: int) -> tuple[int, int]:
         """Resume where ``yielded`` items had been yielded, at ``cursor`` or later.
@@ -333,27 +334,15 @@ class AsReady:
 _MOST_AHEAD = 100_000
 
 
-def form_ahead(pipe: Any) -> Form:
-    """Return the form of the cursors of a pipe whose passes run ahead."""
+def state_ahead(pipe: Any) -> type[State] | None:
+    """Return the class of the states of a pipe whose passes run ahead."""
     if not pipe.ordered:
-        return _as_they_came(_most_ahead(pipe))
-    return no_cursor if pipe.tolerance.is_strict else sieve(tolerates=True)
+        return AsTheyCame
+    return None if pipe.tolerance.is_strict else Sieved
 
 
 #: How many entries there were before. Negative where a state lists more than was counted.
 FIRST_ENTRY = whole(least=-MOST)
-
-
-def _as_they_came(most: int) -> Form:
-    """Return the form of the cursors of a pass that holds at most so many items."""
-
-    own = {"begun": truth, "held": ascending(most=most), "later": entries_form, "at": FIRST_ENTRY}
-    return fields(
-        {**own, **counts("yielded", "errors", "taken")},
-        ("what is held was read", lambda cursor: cursor["held"][-1:] < [cursor["taken"]]),
-        at_most("yielded", "taken"),
-        at_most("errors", "taken"),
-    )
 
 
 def entries_form(value: Any, where: str, form_of: FormOf) -> None:
@@ -366,6 +355,29 @@ def _entry(value: Any, where: str, form_of: FormOf) -> None:
         row(COUNT, COUNT, COUNT)(value, where, form_of)
 
 
+class AsTheyCame(State):
+    """The place of a pass that yields results as they become ready, which holds some items.
+
+    ``later`` is all that it yields after it, from entry number ``at`` on.
+    """
+
+    begun: bool = False
+    yielded: Count = 0
+    errors: Count = 0
+    taken: Count = 0
+    held: Annotated[list[int], Of(lambda pipe: ascending(most=_most_ahead(pipe)))] = field(
+        default_factory=list
+    )
+    later: Annotated[Iterable[Entry], entries_form]
+    at: Annotated[int, FIRST_ENTRY]
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        if self.held[-1:] >= [self.taken]:
+            yield "what is held was read"
+        yield from at_most(self, "yielded", "taken")
+        yield from at_most(self, "errors", "taken")
+
+
 def first_cursor(yield_order: YieldOrder) -> Cursor:
     """Return a cursor of the next pass's beginning, which includes all that is yielded later."""
     later = yield_order.since_now()
@@ -374,8 +386,7 @@ def first_cursor(yield_order: YieldOrder) -> Cursor:
 
 def cursor_to_begin_with(later: Iterable[Entry], at: int) -> Cursor:
     """Return a cursor of a pass's beginning, given the pipe's entries from number ``at`` on."""
-    counts = {"yielded": 0, "errors": 0, "taken": 0}
-    return {"begun": False, **counts, "held": [], "later": later, "at": at}
+    return AsTheyCame(later=later, at=at).saved()
 
 
 def positions_for(pipe: Any, yield_order: YieldOrder) -> InOrder | AsReady:

@@ -46,9 +46,11 @@ def test_a_file_that_would_be_lost_is_an_error() -> None:
 
 def test_a_pass_knows_what_is_done_and_what_is_held() -> None:
     pipe = WebDataset([("1.a", 0), ("1.b", 0), ("2.a", 0), ("3.a", 0)])
-    state = new_pass(pipe)
-    seen = [(state.taken, state.held, state.yielded) for _ in state]
-    assert seen == [(2, 0, 1), (3, 0, 2), (4, 0, 3)]
+    running = new_pass(pipe)
+    seen = [running.cursor() for _ in running]
+    assert seen == [
+        {"taken": taken, "yielded": number} for number, taken in ((1, 2), (2, 3), (3, 4))
+    ]
 
 
 def test_streams_of_a_tar_stay_open_for_their_sample(tmp_path: Any) -> None:

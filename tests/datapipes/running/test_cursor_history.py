@@ -8,7 +8,7 @@ import pytest
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.running import cursor_history
 from asyncloader.datapipes.running.cursor_history import Count, CursorHistory, Pace
-from tests.datapipes.resuming import new_pass
+from tests.datapipes.resuming import cursors_along, new_pass, placed, plain
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,34 @@ def test_no_place_is_noted_while_held_items_are_read_again(monkeypatch):
     again, following = run.again([2, 3, 5])
     assert (again, run.count(), run.place(5)) == ([2, 3, 5], 6, began_with)
     assert list(following) == [6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: IterableWrapper(range(9)).filter(is_any).groupby(by_three, buffer_size=7),
+        lambda: IterableWrapper(["ab", "cd", "e"] * 3).filter(is_any).pack_sequences(3),
+        lambda: IterableWrapper(["ab", "cd"] * 3).filter(is_any).shuffled_flatmap().set_seed(1),
+        lambda: IterableWrapper("abcd").zip_with_iter(
+            IterableWrapper("dcba").filter(is_any), key_fn=str
+        ),
+    ],
+)
+def test_a_pass_that_has_not_moved_is_not_changed_by_being_asked(make):
+    items, along = cursors_along(make())
+    for position in range(1, len(items)):
+        run = placed(make())
+        run.resume(position, plain(along[position]))
+        following = run.begin()
+        asked: dict[int, object] = {}
+        run.put_cursors(asked)
+        assert asked[0] == along[position][0]
+        assert list(following) == items[position:]
+
+
+def is_any(item):
+    return True
+
+
+def by_three(number):
+    return number % 3
