@@ -197,7 +197,8 @@ def parts_of(running: Any, expand: Callable[[Any], Any], item: Any) -> Iterator[
     try:
         result = expand(item)
         # ``iter`` may run the user's code too.
-        parts = iter(result) if isinstance(result, Iterable) else None
+        is_iterable = result.__class__ in _LISTS or isinstance(result, Iterable)
+        parts = iter(result) if is_iterable else None
     except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
         return _instead(error, item, running)
     if parts is None:
@@ -217,6 +218,9 @@ def users_parts(
         parts = _blamed(parts, running.pipe)
     return after(parts, skip) if skip else parts
 
+
+#: To ask a class whether it is Iterable takes longer than to make an iterator.
+_LISTS = frozenset({list, tuple})
 
 #: No code of a user's runs in these.
 _WITHOUT_CODE = frozenset(map(type, (iter([]), iter(()))))
