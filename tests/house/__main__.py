@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.house.reading import read
+from tests.house.reading import floors, read
 from tests.house.running import run
 
 _HERE = Path(__file__).parents[2]
@@ -49,6 +49,7 @@ def figures(root: Path) -> dict[str, float]:
         "class names more than once": len(facts.ambiguous),
         "modules with one importer": len(facts.lonely),
         "private functions used once": len(facts.used_once),
+        "floors of datapipes": floors(root / "asyncloader/datapipes"),
     }
     sides = {
         "worker": ways.worker,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import graphlib
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,6 +66,28 @@ def read(package: Path) -> Facts:
     facts.lonely = [module for module in modules if len(importers[module]) == 1]
     facts.used_once = sorted(name for name in private if words[name] == 2)
     return facts
+
+
+def floors(folder: Path) -> int:
+    """Return how many rooms of a folder stand upon one another: of each file and folder in it.
+
+    A room stands on those that it imports. CycleError where two stand on each other.
+    """
+    package = ".".join([folder.parent.name, folder.name])
+    reads: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        room = path.relative_to(folder).parts[0].removesuffix(".py")
+        if room != "__init__":
+            found = reads.setdefault(room, set())
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    names = [name for name in _imported(node) if name.startswith(f"{package}.")]
+                    found |= {name.split(".")[2] for name in names} - {room}
+    level: dict[str, int] = {}
+    for room in graphlib.TopologicalSorter(reads).static_order():
+        below = reads.get(room, set()) & reads.keys()
+        level[room] = 1 + max((level[each] for each in below), default=0)
+    return max(level.values(), default=0)
 
 
 def _quiet_lines(text: str, tree: ast.Module) -> set[int]:

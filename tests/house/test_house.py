@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import graphlib
 from pathlib import Path
 
 import pytest
 
 from tests.house.__main__ import figures, table
-from tests.house.reading import read
+from tests.house.reading import floors, read
 from tests.house.running import Ways, run
 
 _ROOT = Path(__file__).parents[2]
@@ -92,6 +93,19 @@ def test_a_module_that_one_other_imports_is_lonely(package: Path) -> None:
 
 def test_private_functions_used_once_are_named(package: Path) -> None:
     assert read(package).used_once == ["_put"]
+
+
+def test_a_room_is_a_floor_above_those_that_it_imports(tmp_path: Path) -> None:
+    house = tmp_path / "package" / "house"
+    (house / "cellar").mkdir(parents=True)
+    (house / "cellar/shelf.py").write_text("from package.house.cellar import box\n")
+    (house / "cellar/box.py").write_text("import package.other\n")
+    (house / "hall.py").write_text("from package.house.cellar.shelf import Shelf\n")
+    (house / "roof.py").write_text("def up():\n    from package.house import hall\n")
+    assert floors(house) == 3
+    (house / "cellar/box.py").write_text("import package.house.roof\n")
+    with pytest.raises(graphlib.CycleError):
+        floors(house)
 
 
 @pytest.mark.parametrize("side", ["worker", "loader", "async_loader"])
