@@ -211,6 +211,9 @@ class IterJoinPass(Pass[Any]):
         self.source.put_cursors(into)
         add_cursors(self.refs.place(self.needs()), into)
 
+    def has_moved(self) -> bool:
+        return super().has_moved() or self.refs.has_moved()
+
     def needs(self) -> int | None:
         # The oldest comes first.
         return next((number for number, _ in self.waiting.values()), None)

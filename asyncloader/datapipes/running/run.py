@@ -568,16 +568,22 @@ class Pass(Generic[T_co]):
         """Return the position of the pass between two items, as plain data."""
         if self.state is None:
             return {}
-        # A pass that has yielded nothing is where it began.
-        if self.run.has_moved() or not self.counts_edges:
+        if not self.counts_edges or self.has_moved():
             self.fill()
         saved: Cursor = self.state.saved()
         return saved
 
+    def has_moved(self) -> bool:
+        """Whether it has taken or yielded anything, where that is counted for it.
+
+        Otherwise it is where it began, and its state says so.
+        """
+        return self.run.has_moved() or self.source.has_moved()
+
     def fill(self) -> None:
         """Write into the state what it does not say yet; it is saved next.
 
-        Where edges are counted this is not called before the first item.
+        Where edges are counted this is called only once the pass has moved.
         """
 
     def needs(self) -> int | None:
