@@ -221,8 +221,12 @@ class ShufflePass(CountedPass[T]):
     state: Shuffled = field(kw_only=True)
     buffer: list[Any] = field(default_factory=list, repr=False)
 
+    def __post_init__(self) -> None:
+        # What can be picked need not be read again from the oldest item on.
+        self._looks_back = self.buffer_size > 0 and not picks(self.pipe.source)
+
     def __iter__(self) -> Iterator[T]:
-        return self._without_positions() if self.lags() else self._shuffled()
+        return self._without_positions() if self._looks_back else self._shuffled()
 
     def _without_positions(self) -> Iterator[T]:
         positions_and_items = self._shuffled()
@@ -236,7 +240,7 @@ class ShufflePass(CountedPass[T]):
         buffer, draw = self.buffer, fractions(self.state.seed, self.yielded).__next__
         first = self.taken
         source = self._refilled()
-        items: Iterator[Any] = enumerate(source, first) if self.lags() else source
+        items: Iterator[Any] = enumerate(source, first) if self._looks_back else source
         try:
             buffer += islice(items, self.buffer_size - len(buffer))
             for item in items:
@@ -256,8 +260,7 @@ class ShufflePass(CountedPass[T]):
             close_items(source)
 
     def lags(self) -> bool:
-        # What can be picked need not be read again from the oldest item on.
-        return self.buffer_size > 0 and not picks(self.pipe.source)
+        return self._looks_back
 
     def needs(self) -> int:
         # Of the held items, which a resumed pass makes again from the oldest on.
@@ -279,7 +282,7 @@ class ShufflePass(CountedPass[T]):
         items, following = self.source.again([*places])
         if drawn > max(0, taken - self.buffer_size):
             self._check_ended(following, taken)
-        held = zip(places, items, strict=True) if self.lags() else items
+        held = zip(places, items, strict=True) if self._looks_back else items
         self.buffer += [None] * len(places)
         for place, item in zip(places.values(), held, strict=True):
             self.buffer[place] = item

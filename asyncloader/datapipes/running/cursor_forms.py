@@ -243,7 +243,8 @@ class State:
     @classmethod
     def loaded(cls, cursor: Cursor) -> Self:
         """Return the state that was saved as this."""
-        return cls(**_copied(cursor))
+        own = {name: [*each] if type(each) is list else each for name, each in cursor.items()}
+        return cls(**own)
 
     @classmethod
     def read(cls, value: Any, where: str, *, named: str) -> Self:
@@ -267,11 +268,11 @@ class State:
 
     def saved(self) -> Cursor:
         """Return the fields as plain data, which later changes of this leave as it is."""
-        return _copied({name: each for name, each in vars(self).items() if each is not None})
-
-
-def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: [*each] if type(each) is list else each for name, each in values.items()}
+        return {
+            name: [*each] if type(each) is list else each
+            for name, each in vars(self).items()
+            if each is not None
+        }
 
 
 class Seeding(State):

@@ -145,9 +145,8 @@ class CursorHistory:
         return noting  # type: ignore[no-any-return]  # of the items
 
     def _groups(self, items: Iterator[T], count: Callable[[], int]) -> Iterator[Iterator[T]]:
-        pace, looked, most = self._pace, perf_counter(), 1
+        pace, looked, before, most = self._pace, perf_counter(), count(), 1
         while True:
-            before = count()
             yield islice(items, most)
             after = count()
             if after < before + most:
@@ -156,7 +155,7 @@ class CursorHistory:
             if now >= pace.not_before:
                 self.note(after)
             is_quick = _UNLOOKED_SHARE * (now - looked) < pace.pause
-            looked, most = now, min(2 * most, _MOST_UNLOOKED) if is_quick else 1
+            looked, before, most = now, after, min(2 * most, _MOST_UNLOOKED) if is_quick else 1
 
     def passed(self, count: int) -> None:
         """Note that ``count`` items were taken from the source; add its cursors if due."""

@@ -259,7 +259,9 @@ class Run(Generic[T]):
 
         They are counted for a reader that is a ``CountedPass``, or lags. Any thread may ask.
         """
-        return self.first_position() if self._start else max(self._first, self.made())
+        if self._start:
+            return self.first_position()
+        return max(self._first, self._made_from + self._count.passed())
 
     def rewind(self) -> None:
         """Let the next pass begin at the first item, and count from there."""
@@ -667,7 +669,8 @@ class CountedPass(Pass[T_co]):
         return self.run.made()
 
     def fill(self) -> None:
-        self.state.taken, self.state.yielded = self.taken, self.yielded
+        state = self.state
+        state.taken, state.yielded = self.source.count(), self.run.made()
 
 
 _COUNTS = ("taken", "yielded")
