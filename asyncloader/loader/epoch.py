@@ -202,10 +202,10 @@ class LoopEpoch(Epoch):
 
         Raises SettingsChanged, and the epoch's error each time.
         """
-        buffer, items = self._buffer, self._items
+        buffer = self._buffer
         self._home.do_asked()
         # Read before the look for items, as the last of them come before the end.
-        is_over = self.is_over
+        is_over, items = self.is_over, self._items
         # An interrupt may have come before items that were taken were let in.
         if buffer.incoming or (items is not None and items.hand_to(buffer)):
             buffer.let_in()

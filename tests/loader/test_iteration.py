@@ -5,7 +5,9 @@ import copy
 import gc
 import inspect
 import pickle
+import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -19,9 +21,10 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.running.run_place import Home
 from asyncloader.errors import ConcurrentIterationError, ForkedError, LoaderClosed
 from asyncloader.loader import epoch
-from asyncloader.loader.epoch import WorkerItems
+from asyncloader.loader.epoch import LoopEpoch, WorkerItems
 from asyncloader.transport.code import dumps_code
 from asyncloader.waiting import call_soon
 from tests.collecting import drain, drain_async
@@ -695,3 +698,17 @@ def test_a_for_asks_its_loop_for_more_at_most_once_after_each_group_it_took(monk
         for _ in range(30):
             assert sorted(loader) == list(range(100))
     assert len(asked) <= len(groups)
+
+
+def test_an_epoch_that_ends_while_the_consumer_looks_for_items_has_them(monkeypatch):
+    do_asked = Home.do_asked
+
+    def late(home):
+        do_asked(home)
+        epoch, end = sys._getframe(1).f_locals.get("self"), time.monotonic() + 5
+        while isinstance(epoch, LoopEpoch) and not epoch.is_over and time.monotonic() < end:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(Home, "do_asked", late)
+    with DataLoader2(IterableWrapper([7]).to_device("cpu")) as loader:
+        assert list(loader) == [7]
