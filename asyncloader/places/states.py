@@ -145,7 +145,8 @@ class LoaderStates:
         while is_one_to_one(pipe) and numbers.get(id(pipe)) not in cursors:
             pipe = pipe.source
         cursor = cursors.get(numbers.get(id(pipe), -1))
-        if cursor is None:
+        # What may be spread over any number of workers does not say what was yielded.
+        if cursor is None or "spread" in cursor:
             return
         # For a part that ran in workers it is what the loader took from it.
         is_part = "workers" in cursor and "turns" in cursor
