@@ -101,7 +101,13 @@ class WorkerPool:
 
     async def start(self) -> None:
         """Start all workers; if one fails, end the others and raise WorkerStartupError."""
-        self._hold(await self._starter.start(self._workers()))
+        try:
+            handles = await self._starter.start(self._workers())
+        except BaseException:
+            # Nobody closes a pool that was not started.
+            await self._starter.close()
+            raise
+        self._hold(handles)
 
     async def restart(self) -> None:
         """Start all workers anew, after one has died."""

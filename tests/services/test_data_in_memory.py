@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import pickle
 import signal
@@ -208,6 +209,22 @@ def test_functions_and_init_functions_are_inherited_too() -> None:
     service = MultiProcessingReadingService(2, "fork", worker_init_fn=init)
     with DataLoader2(pipe, reading_service=service) as loader:
         assert list(loader) == list(range(20))
+
+
+def test_a_start_that_fails_leaves_no_process_that_would_fork_more() -> None:
+    def fail(pipe: Any, info: Any) -> Any:
+        raise ValueError("the program's own")
+
+    pipe = IterableWrapper(range(20)).sharding_filter()
+    service = MultiProcessingReadingService(1, "fork", worker_init_fn=fail)
+    # The error is kept, and with it the frames of the start.
+    with (
+        pytest.raises(WorkerStartupError) as caught,
+        DataLoader2(pipe, reading_service=service) as loader,
+    ):
+        list(loader)
+    assert multiprocessing.active_children() == []
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_what_a_pickle_left_out_is_named_with_what_to_do(half: Half) -> None:
