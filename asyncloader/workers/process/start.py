@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from asyncloader.errors import WorkerStartupError
+from asyncloader.errors import ResourceExhausted, WorkerStartupError
 from asyncloader.runtime import (
     CallThread,
     at_exit,
@@ -201,8 +201,8 @@ class ProcessEngine:
 
     def expect(self, plan: ProcessPlan) -> None:
         if self._method is None and HAS_WORKERS:
-            # What is wrong is said when a child is started.
-            with contextlib.suppress(Exception):
+            # That there can be no thread is said when a child is started.
+            with contextlib.suppress(RuntimeError, ResourceExhausted):
                 _in_spawner(partial(expect_fork, plan))
 
     async def start(self, plan: ProcessPlan) -> Process:
