@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from enum import IntEnum, IntFlag
@@ -243,7 +243,8 @@ class GlooGroup:
         self._under_way: list[Any] = []
         #: For which rank the thread waits, if it knows. Of two it is the other.
         self._awaited: tuple[int, ...] = (1 - self.rank,) if self.size == 2 else ()
-        start_thread(threading.Thread(target=self._run, name="asyncloader ranks", daemon=True))
+        self._thread = threading.Thread(target=self._run, name="asyncloader ranks", daemon=True)
+        start_thread(self._thread)
         _gloo_groups.add(self)
 
     async def open(self) -> None:
@@ -274,10 +275,10 @@ class GlooGroup:
     def close_at_exit(self) -> None:
         """Destroy the group before the interpreter exits, within a bounded time."""
         self._jobs.put(None)
-        wait([self._ended], _PATIENCE_SECONDS)
+        self._thread.join(_PATIENCE_SECONDS)
         # Nobody can wake a thread that still opens the group.
-        if not self._ended.done() and self._abort():
-            wait([self._ended], _ABORT_SECONDS)
+        if self._thread.is_alive() and self._abort():
+            self._thread.join(_ABORT_SECONDS)
 
     @contextlib.contextmanager
     def _warning(self, act: str) -> Iterator[None]:
