@@ -48,7 +48,16 @@ ROOMS = [
         *("ahead", "batching", "converting", "full_sync", "moving", "patterns"),
         *("random_splitting", "replaying", "split_pass"),
     },
-    {"columns", "edges", "one_to_one", "shared_sequence", "sources", "tolerance", "tracebacks"},
+    {
+        "columns",
+        "edges",
+        "one_to_one",
+        "recording",
+        "shared_sequence",
+        "sources",
+        "tolerance",
+        "tracebacks",
+    },
     {"base", "call", "orders"},
     {"devices", "envelope", "lookups", "randomness", "running", "torchdata_names"},
 ]

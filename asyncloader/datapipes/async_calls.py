@@ -39,6 +39,7 @@ from asyncloader.datapipes.ahead import (
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, itself, watched_async
 from asyncloader.datapipes.columns import change_async, checked_columns
+from asyncloader.datapipes.recording import Joining, on_numbered
 from asyncloader.datapipes.running.bridge import taken_at
 from asyncloader.datapipes.running.cursor_forms import State
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
@@ -47,7 +48,14 @@ from asyncloader.datapipes.running.run import Pass, Run, RunTree
 from asyncloader.datapipes.running.run_place import Home, cancelled
 from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, state_ahead
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, Tolerance, failure_of
+from asyncloader.datapipes.tolerance import (
+    SKIPPED,
+    Failure,
+    OnError,
+    RecordedTolerance,
+    Tolerance,
+    failure_of,
+)
 from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
 from asyncloader.safe_error_text import note, repr_of
 from asyncloader.tuning import AUTO, Bounds
@@ -445,6 +453,9 @@ class AsyncMapper(IterDataPipe[T]):
     ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
     one pass (and one worker) raise ``TooManyErrors``.
 
+    With ``repeatable=False`` the function may give another result the next time: what became
+    of each item is recorded from here on, in the loader's process, so that a state resumes exactly.
+
     >>> import contextlib
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> async def double(number):
@@ -480,6 +491,7 @@ class AsyncMapper(IterDataPipe[T]):
         resource: Resource | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> None:
         if not is_async(checked_function("fn", fn)):
             raise TypeError(
@@ -500,15 +512,22 @@ class AsyncMapper(IterDataPipe[T]):
         self.resource = None if resource is None else checked_function("resource", resource)
         self.on_error = on_error
         self.max_errors = max_errors
+        self.repeatable = repeatable
         more = 0 if resource is None else 1
         self._columns = checked_columns(fn, input_col, output_col, more=more)
         self._wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
+        self._of_item: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
         self._attempts = Attempts(timeout, retries, retry_on, backoff)
         self.tolerance = Tolerance(on_error, max_errors)
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         self._wrap = wrap
         return self.tolerance.is_strict
+
+    def in_section(self) -> Any:
+        self._of_item = functools.partial(on_numbered, pipe=self)
+        self.tolerance = RecordedTolerance.of(self.tolerance)
+        return self
 
     def __len__(self) -> int:
         return self.tolerance.length(self, self.source)
@@ -548,7 +567,7 @@ class AsyncMapper(IterDataPipe[T]):
             fn = functools.partial(_with_last, fn, shared)
         if self.input_col is not None:
             fn = functools.partial(change_async, fn, self._columns)
-        apply = self._attempts.of(fn)
+        apply = self._of_item(self._attempts.of(fn))
         if self._wrap is not itself:
             return self._wrap(apply)
         return functools.partial(self._tried if self.tolerance.is_strict else self._let_fail, apply)
@@ -607,8 +626,9 @@ class BatchAsyncMapper(AsyncMapper[T]):
 
     Up to ``batch_size`` calls run at a time, and no more than
     ``max_concurrency``; none waits for the rest of a batch. ``flatten=False`` yields
-    the results in lists of ``batch_size``. ``on_error`` and ``max_errors`` are those of
-    ``async_map``, for single items: what is left out is made up for in its list.
+    the results in lists of ``batch_size``. ``on_error``, ``max_errors`` and
+    ``repeatable`` are those of ``async_map``, for single items: what is left out is made up for
+    in its list.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> async def double(number):
@@ -631,6 +651,7 @@ class BatchAsyncMapper(AsyncMapper[T]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> None:
         self.async_fn = async_fn
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
@@ -644,7 +665,12 @@ class BatchAsyncMapper(AsyncMapper[T]):
             concurrency=min(batch_size, max_concurrency),
             on_error=on_error,
             max_errors=max_errors,
+            repeatable=repeatable,
         )
+
+    def in_section(self) -> Any:
+        stage = super().in_section()
+        return stage if self.flattens else Joining(stage)
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         return super().carry(wrap) and self.flattens

@@ -224,9 +224,12 @@ class DataPipe:
     #: ``get_worker_info``. Then no sharding pipe may follow.
     shards_itself: bool = False
 
+    #: Whether its function gives the same result when it is called again with the same item.
+    repeatable: bool = True
+
     def is_replicable(self) -> bool:
         """Whether each worker may run a copy; otherwise the pipe stays with the loader."""
-        return True
+        return self.repeatable
 
     def lives_with_loader(self) -> bool:
         """Whether the pipe stays with the loader while its readers may run in workers."""
@@ -242,6 +245,13 @@ class DataPipe:
         Return False if the pipe has no such function, or is not one-to-one.
         """
         return False
+
+    def in_section(self) -> Any:
+        """Return what takes the pipe's place where items are numbered; see ``recording.py``.
+
+        That may be the pipe itself, changed. None if the numbers of its items cannot be told.
+        """
+        return None
 
     def goes_by_clock(self) -> bool:
         """Whether the pipe's items depend on the time, so that no snapshot can restore them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import operator
 from collections import deque
 from collections.abc import (
@@ -26,6 +27,7 @@ from asyncloader.arguments import checked_count, checked_wait
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_items
 from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.lookups import items_under
+from asyncloader.datapipes.recording import Joining
 from asyncloader.datapipes.running.cursor_forms import MOST
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, close_items
 from asyncloader.datapipes.running.run import Pass, Run, Stride
@@ -198,6 +200,10 @@ class Batcher(IterDataPipe[list[T]]):
         begun = BatchPass(run)
         run.note(begun)
         return begun.batches(begun.source.begin_share(share.of_batches(self.batch_size), cursors))
+
+    def in_section(self) -> Any:
+        as_it_was, self.wrapper_class, self.drop_last = copy.copy(self), list, False
+        return Joining(self, as_it_was.batched, self.batch_size if as_it_was.drop_last else 1)
 
     def batched(self, items: list[T]) -> Any:
         """Return what is yielded for the items of one batch."""

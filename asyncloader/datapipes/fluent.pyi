@@ -66,6 +66,7 @@ class IterFluent(Generic[T_co]):
         resource: Resource | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[U]: ...
     @overload
     def async_map(
@@ -83,6 +84,7 @@ class IterFluent(Generic[T_co]):
         resource: Resource | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[Any]: ...
     @overload
     def async_map_batches(
@@ -96,6 +98,7 @@ class IterFluent(Generic[T_co]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[U]: ...
     @overload
     def async_map_batches(
@@ -109,6 +112,7 @@ class IterFluent(Generic[T_co]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[Any]: ...
     @overload
     def batch(
@@ -192,6 +196,7 @@ class IterFluent(Generic[T_co]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[T_co]: ...
     @overload
     def flatmap(
@@ -320,10 +325,16 @@ class IterFluent(Generic[T_co]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[U]: ...
     @overload
     def map(
-        self, fn: Callable[[T_co], U], *, on_error: OnError = "raise", max_errors: int | None = None
+        self,
+        fn: Callable[[T_co], U],
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[U]: ...
     @overload
     def map(
@@ -334,6 +345,7 @@ class IterFluent(Generic[T_co]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[Any]: ...
     def map_batches(
         self,
@@ -584,6 +596,7 @@ class IterFluent(Generic[T_co]):
         ordered: bool = True,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[U]: ...
     @overload
     def thread_map(
@@ -596,6 +609,7 @@ class IterFluent(Generic[T_co]):
         ordered: bool = True,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[Any]: ...
     @overload
     def threadpool_map(

@@ -8,6 +8,7 @@ tokens.
 from __future__ import annotations
 
 import heapq
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from asyncloader.datapipes.call import answer_of, calling, is_async, key_of
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import add_cursors, closing_items
+from asyncloader.datapipes.recording import Joining, Reason, of_numbered
 from asyncloader.datapipes.running.cursor_forms import (
     Counts,
     Of,
@@ -89,8 +91,24 @@ class Grouper(IterDataPipe[Any]):
     def waits(self) -> bool:
         return is_async(self.group_key_fn)
 
+    def in_section(self) -> Any:
+        if self.drop_remaining:
+            # Nobody is told of what it drops.
+            return None
+        self.group_key_fn = of_numbered(self.group_key_fn)
+        return KeyedJoining(self) if self.keep_key else Joining(self)
+
     def new_pass(self, run: Run[Any]) -> GroupPass:
         return GroupPass(run)
+
+
+class KeyedJoining(Joining):
+    """Makes one numbered item of a key with a list of them."""
+
+    def made_of(self, items: Any) -> Any:
+        key, members = items
+        whole = super().made_of(members)
+        return whole.with_item((key, whole.item))
 
 
 def _checked_size(name: str, size: int | None, limit_name: str, limit: int | None) -> int | None:
@@ -322,9 +340,15 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
             )
         self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
         self.include_padding = include_padding
+        self._leave_out: Callable[[Any], None] | None = None
 
     def waits(self) -> bool:
         return is_async(self.len_fn)
+
+    def in_section(self) -> Any:
+        self.len_fn = of_numbered(self.len_fn)
+        self._leave_out = operator.methodcaller("leave_out", Reason.LENGTH)
+        return Joining(self)
 
     def new_pass(self, run: Run[Any]) -> BucketizePass[T]:
         return BucketizePass(run)
@@ -337,6 +361,11 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
             raise TypeError(
                 f"len_fn of {self!r} must return a number, got {type(length).__name__}"
             ) from None
+
+    def leave_out(self, item: T) -> None:
+        """Note that an item is left out, where that is recorded."""
+        if self._leave_out is not None:
+            self._leave_out(item)
 
     @property
     def section(self) -> int:
@@ -376,6 +405,7 @@ class BucketizePass(Pass[list[T]]):
             length = answer_of(pipe, length_of, item)
             self.taken_since += 1
             if not pipe.lets_pass(length):
+                pipe.leave_out(item)
                 continue
             heapq.heappush(heap, (length, number, item))
             if len(heap) == pipe.buffer_size:

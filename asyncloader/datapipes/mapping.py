@@ -27,9 +27,10 @@ from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.patterns import Applier
+from asyncloader.datapipes.recording import on_numbered
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, keyed_source
-from asyncloader.datapipes.tolerance import OnError
+from asyncloader.datapipes.tolerance import OnError, RecordedTolerance
 
 T = TypeVar("T")
 
@@ -135,6 +136,9 @@ class Mapper(Applier[T]):
     ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
     one pass (and one worker) raise ``TooManyErrors``.
 
+    With ``repeatable=False`` the function may give another result the next time: what became
+    of each item is recorded from here on, in the loader's process, so that a state resumes exactly.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2]).map(str))
     ['1', '2']
@@ -151,8 +155,10 @@ class Mapper(Applier[T]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> None:
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
+        self.repeatable = repeatable
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
@@ -164,6 +170,11 @@ class Mapper(Applier[T]):
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         self._apply = wrap(self._apply)
         return self.tolerance.is_strict
+
+    def in_section(self) -> Mapper[T]:
+        self._apply = on_numbered(self._apply, self)
+        self.tolerance = RecordedTolerance.of(self.tolerance)
+        return self
 
     def function(self) -> Callable[[Any], Any]:
         return self._apply
@@ -299,6 +310,9 @@ class LengthSetter(OneToOne, IterDataPipe[T]):
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         return True
+
+    def in_section(self) -> LengthSetter[T]:
+        return self
 
     def __len__(self) -> int:
         return self.length

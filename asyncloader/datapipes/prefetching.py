@@ -128,6 +128,9 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         return True
 
+    def in_section(self) -> Prefetcher[T]:
+        return self
+
     def __len__(self) -> int:
         return len(self.source)
 

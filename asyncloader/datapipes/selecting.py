@@ -6,6 +6,7 @@ filter and header.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -18,11 +19,12 @@ from asyncloader.datapipes.call import blame, calling, is_async, unawaited
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.one_to_one import OneToOnePass
 from asyncloader.datapipes.patterns import SievePass
+from asyncloader.datapipes.recording import Reason, of_numbered
 from asyncloader.datapipes.running.cursor_forms import Sieved
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
+from asyncloader.datapipes.tolerance import SKIPPED, OnError, RecordedVerdicts, Tolerance, stand_in
 
 T = TypeVar("T")
 
@@ -38,6 +40,9 @@ class Filter(IterDataPipe[T]):
     ``on_error="skip"`` leaves out the items that ``filter_fn`` fails on, and a function
     ``on_error(error, item)`` says True or False in its place. More than ``max_errors`` of them in
     one pass (and one worker) raise ``TooManyErrors``.
+
+    With ``repeatable=False`` the function may answer differently the next time: what became of
+    each item is recorded from here on, in the loader's process, so that a state resumes exactly.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(6)).filter(lambda n: n % 2 == 0))
@@ -55,32 +60,46 @@ class Filter(IterDataPipe[T]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.filter_fn = checked_function("filter_fn", filter_fn)
         self.input_col = input_col
+        self.repeatable = repeatable
         self.on_error = on_error
         self.max_errors = max_errors
         self.tolerance = Tolerance(on_error, max_errors)
         self._keeps = reading(filter_fn, input_col)
+        # Called with what is left out.
+        self._leave_out: Callable[[Any], None] | None = None
 
     def waits(self) -> bool:
         return is_async(self.filter_fn)
+
+    def in_section(self) -> Filter[T]:
+        self._keeps = of_numbered(self._keeps)
+        self.tolerance = RecordedVerdicts.of(self.tolerance)
+        self._leave_out = operator.methodcaller("leave_out", Reason.FILTER)
+        return self
 
     def new_pass(self, run: Run[Any]) -> SievePass[T]:
         return SievePass(run)
 
     def sifted(self, running: SievePass[T]) -> Iterator[T]:
         """Yield the items that pass."""
+        leave_out = self._leave_out
         with calling(self._keeps, self) as keeps:
             for item in running.source.begin():
                 try:
                     kept = keeps(item)
                 except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-                    answer = stand_in(error, item, running)
-                    kept = answer is not SKIPPED and answer
+                    kept = stand_in(error, item, running)
+                    if kept is SKIPPED:
+                        continue
                 if kept is not False and (kept is True or self.verdict(kept)):
                     yield item
+                elif leave_out is not None:
+                    leave_out(item)
 
     def verdict(self, answer: Any) -> bool:
         """Return a non-bool answer as True or False; raise if it cannot be one."""

@@ -204,6 +204,9 @@ class Shuffler(Shuffling, IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source)
 
+    def in_section(self) -> Shuffler[T]:
+        return self
+
     def new_pass(self, run: Run[Any]) -> ShufflePass[T]:
         if not self.shuffles:
             return ShufflePass(run, buffer_size=0, state=Shuffled(seed=0))

@@ -26,6 +26,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.patterns import closing_items
+from asyncloader.datapipes.recording import on_numbered
 from asyncloader.datapipes.running.cursor_forms import State
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.naming import brief_name
@@ -39,7 +40,13 @@ from asyncloader.datapipes.running.run_place import (
 )
 from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, state_ahead
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
+from asyncloader.datapipes.tolerance import (
+    SKIPPED,
+    OnError,
+    RecordedTolerance,
+    Tolerance,
+    failure_of,
+)
 from asyncloader.machine import usable_cores
 from asyncloader.runtime import start_thread
 from asyncloader.tuning import Bounds
@@ -291,6 +298,9 @@ class ThreadMapper(IterDataPipe[T]):
     ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
     one pass (and one worker) raise ``TooManyErrors``.
 
+    With ``repeatable=False`` the function may give another result the next time: what became
+    of each item is recorded from here on, in the loader's process, so that a state resumes exactly.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(3)).thread_map(str))
     ['0', '1', '2']
@@ -312,6 +322,7 @@ class ThreadMapper(IterDataPipe[T]):
         ordered: bool = True,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> None:
         if is_async(checked_function("fn", fn)):
             raise TypeError(
@@ -328,11 +339,17 @@ class ThreadMapper(IterDataPipe[T]):
         self.ordered = ordered
         self.on_error = on_error
         self.max_errors = max_errors
+        self.repeatable = repeatable
         self._apply = changing(fn, input_col, output_col)
         self.tolerance = Tolerance(on_error, max_errors)
 
     def __len__(self) -> int:
         return self.tolerance.length(self, self.source)
+
+    def in_section(self) -> ThreadMapper[T]:
+        self._apply = on_numbered(self._apply, self)
+        self.tolerance = RecordedTolerance.of(self.tolerance)
+        return self
 
     def first_cursor(self, tree: RunTree) -> Cursor:
         return first_cursor(tree.yield_order_of(self))

@@ -127,6 +127,34 @@ class Tolerance:
         return result
 
 
+class RecordedTolerance(Tolerance):
+    """What a pipe does with numbered items (see ``recording.py``) that its function fails on."""
+
+    def answer(self, pipe: object, failure: Failure, errors: int) -> Any:
+        numbered = failure.item
+        result = super().answer(pipe, Failure(failure.error, numbered.item), errors)
+        if result is SKIPPED:
+            numbered.leave_out("error")
+            return SKIPPED
+        return self.answered(numbered, result)
+
+    def answered(self, numbered: Any, result: Any) -> Any:
+        """Return what the pipe gets in place of its function's result."""
+        return numbered.with_item(result)
+
+    @classmethod
+    def of(cls, tolerance: Tolerance) -> Tolerance:
+        """Return the same tolerance, for numbered items."""
+        return cls(tolerance.on_error, tolerance.max_errors)
+
+
+class RecordedVerdicts(RecordedTolerance):
+    """What a filter does in a section when its function fails on an item."""
+
+    def answered(self, numbered: Any, result: Any) -> Any:
+        return result
+
+
 def stand_in(error: BaseException, item: Any, running: Any) -> Any:
     """Return the replacement for the result of an item that failed in a pass, or SKIPPED.
 

@@ -140,10 +140,15 @@ def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
         # A parameter may have the name of one of the pipe's fluent methods.
         held = [each for each in (name, f"_{name}") if each in vars_of(pipe)]
         value = vars_of(pipe)[held[0]] if held else setting(pipe, name, _UNKNOWN)
-        if value is not _UNKNOWN:
+        if value is not _UNKNOWN and (name, value) not in _UNSAID:
             yield name, value
     if is_shuffler(pipe):
         yield "shuffles", is_switched_on(pipe)
+
+
+#: Parameters that pipes got later, with the values that they had in effect before: states from
+#: before do not have them.
+_UNSAID = [("repeatable", True)]
 
 
 def _parameters(pipe_class: type) -> list[str]:

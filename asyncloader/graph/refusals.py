@@ -21,6 +21,7 @@ from asyncloader.datapipes.combining import Together
 from asyncloader.datapipes.edges import drawn_above, pipes_from, read_apart
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.random_splitting import RandomSplit
+from asyncloader.datapipes.recording import Numbering
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
     acts_for,
@@ -54,6 +55,7 @@ from asyncloader.graph.cut import (
     read_at_once,
     read_without_fork,
 )
+from asyncloader.graph.recorded import hard_to_record, section, unrepeatable
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of
 
 
@@ -133,7 +135,7 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
         case Purpose.RUN:
             return (
                 *(_raced_branches, _split_after_drawing, _kept_after_drawing),
-                *(_not_last, _left_behind, _drawn_for_several),
+                *(_not_last, _left_behind, _drawn_for_several, _not_recorded),
             )
         case Purpose.REQUESTS:
             return _several_feeds, _not_for_requests
@@ -360,6 +362,28 @@ def _made_for_each_reader(pipe: Any, graph: Graph) -> list[Any]:
     return [*own, *chain.from_iterable(filter(None, apart))]
 
 
+def _not_recorded(graph: Graph) -> Iterator[Said]:
+    """Yield the pipes in which a record of what becomes of each item would break off."""
+    first = unrepeatable(graph)
+    # A graph that is run is recorded already.
+    if first is None or any(isinstance(pipe, Numbering) for pipe in graph.pipes):
+        return
+    name = stage_name(first)
+    for feed in filter(lives_with_loader, graph.pipes):
+        yield (
+            f"{name} has repeatable=False, and {stage_name(feed)} serves live requests, which never"
+            " come again",
+            "Leave out repeatable",
+        )
+    for pipe in hard_to_record(graph):
+        yield (
+            f"{stage_name(pipe)} follows {name}, whose results cannot be repeated. From there on it"
+            " is recorded what becomes of each item, which cannot be told of what"
+            f" {stage_name(pipe)} yields",
+            f"Put {stage_name(pipe)} before {name}, or do its work in your loop, behind the loader",
+        )
+
+
 # In workers, and on ranks ---------------------------------------------------------------
 
 
@@ -507,13 +531,14 @@ def _fed(graph: Graph) -> Iterator[Said]:
 
 
 def _never_again(graph: Graph) -> Iterator[Said]:
+    recorded = set(map(id, section(graph)))
     for pipe in graph.pipes:
         if lives_with_loader(pipe):
             yield (
                 f"{stage_name(pipe)} serves live requests; there is no place to resume from",
                 "Begin anew, without a state",
             )
-        elif goes_by_clock(pipe):
+        elif goes_by_clock(pipe) and id(pipe) not in recorded:
             yield (
                 f"{stage_name(pipe)} depends on time, so its items would not be the same again",
                 "leave it out, or what makes it so (of a batch: max_wait)",

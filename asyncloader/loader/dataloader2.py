@@ -23,6 +23,8 @@ from asyncloader.datapipes.running.cursors import set_numbers
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
 from asyncloader.graph.outline import NO_GRAPH, Outline, placed_outline_of
+from asyncloader.graph.recorded import as_recorded, unrepeatable
+from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.walk import Graph
 from asyncloader.loader.engine import CLOSED, Engine
 from asyncloader.loader.from_dataset import DataSetSettings
@@ -324,6 +326,15 @@ class DataLoader2(Generic[T_co]):
         return self.reading_service.worker_count()
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of what the item that was yielded last was made of, where they are recorded.
+
+        That is behind a pipe with ``repeatable=False``: a number is the position of an item in the
+        stream that this pipe reads, and the same after a resume. Elsewhere there are none.
+        """
+        return self._engine.numbers()
+
+    @property
     def is_padding(self) -> bool:
         """Whether the item that was yielded last is padding, which a metric must not count.
 
@@ -447,6 +458,7 @@ class DataLoader2(Generic[T_co]):
             restarts=self.reading_service.restarts(),
             earlier=self._engine.earlier,
             choices=() if adjustable is None else tuple(adjustable.choices()),
+            left_out=self._engine.left_out(),
         )
 
     def watch(self, name: str = "") -> Watch:
@@ -517,7 +529,10 @@ class DataLoader2(Generic[T_co]):
         self._graph = graph = Graph(copy_graph(datapipe))
         set_numbers(graph.pipes)
         self._states = LoaderStates(graph)
-        self._engine.lifecycle.use_graph(Graph(as_run(copy_graph(graph.end))))
+        if unrepeatable(graph) is not None:
+            # It is run as another one, in which nobody would find what is refused.
+            check_graph(graph, Purpose.RUN)
+        self._engine.lifecycle.use_graph(Graph(as_recorded(as_run(copy_graph(graph.end)))))
 
     def _check_has_graph(self) -> None:
         if self.datapipe is None:

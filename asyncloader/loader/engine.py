@@ -19,6 +19,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from asyncloader.datapipes.recording import NumberingPass
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.traits import reads_ahead, waits
 from asyncloader.datapipes.running.watch.watching import NOT_WATCHED
@@ -129,10 +130,13 @@ class Engine:
         is_over = self._buffer.was_read() if buffer is not self._buffer else self._buffer.is_over()
         if start is None or is_over:
             return self._seeds, None
-        passed = self._buffer.passed - start.before
-        if not passed:
+        passed, recorded = self._buffer.passed - start.before, self.lifecycle.recorded(start)
+        if recorded is not None:
+            cursors = recorded.place()
+        elif not passed:
             return self._seeds, start
-        cursors = self._left_at if self._epoch is None else self._epoch.cursors(passed)
+        else:
+            cursors = self._left_at if self._epoch is None else self._epoch.cursors(passed)
         position = start.position + passed
         adopted = self.lifecycle.adopted_seed
         seed = start.seed if adopted is None else adopted
@@ -160,7 +164,27 @@ class Engine:
         """Begin an epoch on the running loop; the one before has ended."""
         return self._begun_async(self._next_start(buffer), buffer)
 
+    def _recorded(self) -> NumberingPass | None:
+        return None if self._start is None else self.lifecycle.recorded(self._start)
+
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of the item that was delivered last, where they are recorded."""
+        start, recorded = self._start, self._recorded()
+        if recorded is None or start is None:
+            return ()
+        return recorded.ledger.numbers_of(self._buffer.passed - start.before)
+
+    def left_out(self) -> dict[str, int]:
+        """Return how many numbers were left out, by the reason, where they are recorded."""
+        recorded = self._recorded()
+        return {} if recorded is None else recorded.ledger.left_out()
+
+    def _record(self, start: EpochStart, buffer: ItemBuffer) -> None:
+        """Let the record of the next run know which items need not come again."""
+        self.lifecycle.settled_items = lambda: buffer.passed - start.before
+
     def _begun_async(self, start: EpochStart, buffer: ItemBuffer) -> AsyncEpoch:
+        self._record(start, buffer)
         self.watching = AsyncEpoch.new_watching()
         self._epoch = epoch = AsyncEpoch(self.lifecycle, start, self.watching, buffer)
         self._begin_tuner(buffer, asyncio.get_running_loop())
@@ -242,6 +266,7 @@ class Engine:
         return self._begun_sync(self._next_start(buffer), buffer)
 
     def _begun_sync(self, start: EpochStart, buffer: ItemBuffer) -> DirectEpoch | SyncEpoch:
+        self._record(start, buffer)
         thread = self._private_loop()
         kind = SyncEpoch if self._needs_loop() else DirectEpoch
         watching = kind.new_watching()
@@ -270,7 +295,7 @@ class Engine:
         if epoch is not None:
             # Nobody resumes an epoch at its end.
             self._left_at = {}
-            if not self._buffer.is_over():
+            if not self._buffer.is_over() and self._recorded() is None:
                 before = 0 if self._start is None else self._start.before
                 self._left_at = epoch.cursors(self._buffer.passed - before)
             self._epoch = None

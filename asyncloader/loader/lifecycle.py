@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.recording import Numbering, NumberingPass
 from asyncloader.datapipes.replaying import begin_unordered, unnumbered
 from asyncloader.datapipes.running.run import Run, RunTree
 from asyncloader.datapipes.running.traits import (
@@ -28,6 +29,7 @@ from asyncloader.datapipes.running.traits import (
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
+from asyncloader.graph.recorded import numbering_of
 from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed, tell_epoch
 from asyncloader.graph.walk import Graph, pipes_of
@@ -61,6 +63,12 @@ class Lifecycle:
         self.adopted_seed: int | None = None
         # The pipes of the present epoch whose order does not repeat.
         self._unordered: list[Any] = []
+        #: Says how many of the items of the epoch's present run the loader needs no more.
+        self.settled_items: Callable[[], int] = lambda: 0
+        # The pipe with which items get their numbers, where what becomes of each is recorded; and
+        # where that began.
+        self._numbering: Numbering | None = None
+        self._begun_with: EpochStart | None = None
         # A graph that nobody changes, and what ``_seen`` returns for it.
         self._sealed: tuple[Any, tuple[list[Any], bool, bool]] = (None, ([], False, True))
         self._tree = RunTree()
@@ -99,6 +107,16 @@ class Lifecycle:
     def has_order(self) -> bool:
         """Whether the order of the present epoch would be the same again."""
         return not self._unordered
+
+    def recorded(self, start: EpochStart) -> NumberingPass | None:
+        """Return what numbers the items of the run that began with ``start``.
+
+        None where it does not record what becomes of each, or has not begun to.
+        """
+        if self._numbering is None or self._begun_with is not start:
+            return None
+        found: NumberingPass | None = self._tree.latest_pass(self._numbering)
+        return found
 
     def unnumbered(self) -> str:
         """Return the name of a pipe of which no state can be taken, or ""."""
@@ -311,6 +329,13 @@ class Lifecycle:
         if prepared is not self.adapted:
             pipes, _, takes_states = self._seen(prepared)
         self._tree = tree = RunTree(pipes)
+        tree.settled_items = self.settled_items
+        self._begun_with, self._numbering = start, numbering_of(prepared)
+        numbering = self._numbering
+        if numbering is not None:
+            # The pipes of the section begin anew, with the items that are not settled.
+            pipes = pipes_of(numbering.source)
+            takes_states = not any(map(has_no_place, pipes))
         cursors = start.cursors
         if start.position and (adjustable := self._service.adjustable()) is not None:
             cursors = adjustable.fitted(cursors)
@@ -319,7 +344,7 @@ class Lifecycle:
         if self._unordered and takes_states:
             cursors = begin_unordered(tree, pipes, cursors)
         run: Run[Any] = Run(prepared, tree)
-        if start.position:
+        if start.position or (numbering is not None and cursors):
             run.resume(start.position, cursors)
         return run
 

@@ -7,9 +7,10 @@ metrics for a program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from asyncloader.datapipes.edges import edges_of
@@ -64,6 +65,9 @@ class LoaderStats:
     #: What was chosen for settings that are "auto", and why. After a change in the middle of the
     #: epoch, stages and workers are counted from there.
     choices: tuple[str, ...] = ()
+    #: How many numbers were left out behind ``repeatable=False``, by the reason; those before the
+    #: state that the epoch was resumed from count as well.
+    left_out: Mapping[str, int] = field(default_factory=dict)
     #: The graph, as it is drawn.
     outline: Outline = NO_GRAPH
 
@@ -141,6 +145,7 @@ def stats_of(
     restarts: int,
     earlier: tuple[float, float] = (0.0, 0.0),
     choices: tuple[str, ...] = (),
+    left_out: Mapping[str, int] = MappingProxyType({}),
 ) -> LoaderStats:
     """Return how the loader of a graph with these pipes is doing.
 
@@ -164,6 +169,7 @@ def stats_of(
         stages=tuple(_stage(*each, seconds, pipes) for each in found),
         workers=tuple(workers),
         choices=choices,
+        left_out=dict(left_out),
         outline=outline,
     )
 
@@ -208,6 +214,10 @@ def _since(before: LoaderStats, after: LoaderStats) -> LoaderStats:
             for each in after.stages
         ),
         workers=workers,
+        left_out={
+            reason: count - before.left_out.get(reason, 0)
+            for reason, count in after.left_out.items()
+        },
     )
 
 
@@ -304,6 +314,9 @@ def _table(stats: LoaderStats) -> str:
         lines += ["", *_aligned([_STAGE_HEADER, *map(_stage_row, stats.stages)])]
     if stats.workers:
         lines += ["", *_aligned(_worker_rows(stats.workers))]
+    if stats.left_out:
+        counts = (f"{count:,} by {reason}" for reason, count in sorted(stats.left_out.items()))
+        lines += ["", f"left out: {', '.join(counts)}"]
     if stats.choices:
         lines += ["", *stats.choices]
     return "\n".join(lines)
@@ -539,6 +552,8 @@ def _numbers(stats: LoaderStats) -> Iterator[Metric]:
             "consumer_waited_seconds_total": stats.waited,
         },
     )
+    for reason, count in stats.left_out.items():
+        yield from _metrics({"reason": reason}, {"left_out_total": count})
     for number, stage in enumerate(stats.stages):
         yield from _stage_metrics(stage, number)
     for worker in stats.workers:

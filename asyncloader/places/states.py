@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asyncloader.datapipes.one_to_one import is_one_to_one
+from asyncloader.datapipes.recording import Recorded
 from asyncloader.datapipes.running.cursor_forms import (
     Form,
     FormOf,
     check_cursors,
     form_of_pipe,
+    form_of_state,
     no_cursor,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
@@ -29,6 +31,7 @@ from asyncloader.datapipes.running.unordered import settled
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.fingerprint import differences, fingerprint
+from asyncloader.graph.recorded import unrepeatable
 from asyncloader.graph.refusals import Purpose, Refusal, first_refusal
 from asyncloader.graph.walk import Graph
 from asyncloader.places.elastic import Role, divides_alike, refit, regroup
@@ -140,6 +143,9 @@ class LoaderStates:
 
     def _check_reach(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError if a pipe had yielded more items than the loader."""
+        if unrepeatable(self._graph) is not None:
+            # From there on pipes begin anew, with the items that are not settled.
+            return
         numbers = self._graph.numbers
         pipe, most, cursors = self._graph.end, snapshot.items, snapshot.cursors
         while is_one_to_one(pipe) and numbers.get(id(pipe)) not in cursors:
@@ -161,9 +167,14 @@ class LoaderStates:
         """Return a function that tells the form of each cursor taken with so many workers."""
         pipes = self._graph.pipes
 
+        first = unrepeatable(self._graph)
+
         @functools.cache
         def inside(number: int) -> Form:
-            return form_of_pipe(pipes[number]) if 0 <= number < len(pipes) else no_cursor
+            pipe = pipes[number] if 0 <= number < len(pipes) else None
+            if pipe is None:
+                return no_cursor
+            return form_of_state(Recorded, pipe) if pipe is first else form_of_pipe(pipe)
 
         if not workers:
             return inside

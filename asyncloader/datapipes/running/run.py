@@ -99,6 +99,9 @@ class RunTree:
     #: Measures the time of the threads that run it.
     watching: Watching = NOT_WATCHED
 
+    #: Says how many of the items that a loader has got it needs no more.
+    settled_items: Callable[[], int] = staticmethod(lambda: 0)
+
     def __init__(self, pipes: Iterable[Any] = ()) -> None:
         self._ids: set[int] = set()
         #: All that it runs.

@@ -284,6 +284,11 @@ def draws(pipe: Any) -> bool:
     return is_switched_on(pipe) if is_shuffler(pipe) else is_random(pipe)
 
 
+def is_repeatable(pipe: Any) -> bool:
+    """Whether a pipe's function gives the same result for the same item; yes, unless it says no."""
+    return getattr(pipe, "repeatable", True) is not False or not is_ours(pipe)
+
+
 def is_without_order(pipe: Any) -> bool:
     """Whether a pipe yields items as they are ready, in an order that may differ each time."""
     return bool(pipe.has_no_order()) if can(pipe, "has_no_order") else False

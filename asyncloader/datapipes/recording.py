@@ -1,0 +1,480 @@
+"""What became of each item, where the work cannot be repeated.
+
+This file is about a recorded section: from a pipe whose function answers differently each time to
+the end of the graph, each item carries the number that it had in the stream before the section.
+
+    source ─▶ Numbering ─▶ the pipes of the section, on numbered items ─▶ Settling ─▶ the loader
+
+A number is settled when the loader has settled the item that was made of it (delivered it, or had
+it acknowledged), or when a pipe has left it out, for one reason; ``Ledger`` knows which. A state
+is a place of the source at or before the first number that is not settled, and the settled numbers
+after that, so that a resumed section works on the others only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from types import CoroutineType
+from typing import Annotated, Any
+
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.call import is_async, unawaited
+from asyncloader.datapipes.envelope import Envelope, Key
+from asyncloader.datapipes.running.cursor_forms import (
+    COUNT,
+    Count,
+    FormOf,
+    State,
+    list_of,
+    refuse,
+    row,
+)
+from asyncloader.datapipes.running.cursors import (
+    Cursor,
+    Cursors,
+    close_items,
+    groups_of,
+    number_of,
+)
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.traits import is_async_pipe
+from asyncloader.errors import LoaderError
+
+#: So many numbers may be settled after one that is not. All of them are read again to resume.
+MOST_AHEAD = 1_000_000
+
+
+class Reason:
+    """Why a number was left out."""
+
+    FILTER = "filter"
+    LENGTH = "length"
+    DROP_LAST = "drop_last"
+
+
+# The state ------------------------------------------------------------------------------
+
+
+def _settled_form(value: Any, where: str, form_of: FormOf) -> None:
+    """Runs of ascending numbers, each as its first and its length."""
+    list_of(row(COUNT, COUNT))(value, where, form_of)
+    end, total = 0, 0
+    for first, length in value:
+        if first < end or not length:
+            refuse(where, "runs of ascending numbers", value)
+        end, total = first + length, total + length
+    if total > MOST_AHEAD:
+        refuse(where, f"runs of at most {MOST_AHEAD} numbers", value)
+
+
+def _reasons_form(value: Any, where: str, form_of: FormOf) -> None:
+    list_of(row(_text, COUNT), most=100)(value, where, form_of)
+
+
+def _text(value: Any, where: str, form_of: FormOf) -> None:
+    if type(value) is not str:
+        refuse(where, "a text", value)
+
+
+class Recorded(State):
+    """The place of a section: which numbers are settled, and how many were left out, and why.
+
+    All before ``frontier`` are settled; ``settled`` are runs of those after it.
+    """
+
+    frontier: Count = 0
+    settled: Annotated[list[list[int]], _settled_form] = field(default_factory=list)
+    left_out: Annotated[list[list[Any]], _reasons_form] = field(default_factory=list)
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        if self.settled and self.settled[0][0] <= self.frontier:
+            yield "the frontier is the first number that is not settled"
+
+    def numbers(self) -> set[int]:
+        """Return the settled numbers after the frontier."""
+        return {number for first, length in self.settled for number in range(first, first + length)}
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and sum(runs[-1]) == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
+
+
+#: After so many items the ledger looks which of them the loader has settled.
+_LOOK_EVERY = 64
+
+
+class Ledger:
+    """Which numbers are settled, in one pass over a section. Any thread may write and ask.
+
+    ``settled_items()`` says how many of the items that left the section the loader has settled.
+    """
+
+    def __init__(self, settled_items: Callable[[], int], begun_with: Recorded) -> None:
+        self._settled_items = settled_items
+        self._frontier = begun_with.frontier
+        # The settled numbers after the frontier.
+        self._beyond = begun_with.numbers()
+        self._left_out = Counter(dict(begun_with.left_out))
+        # The numbers of the items that have left the section and are not settled, oldest first.
+        self._on_the_way: deque[Key] = deque()
+        self._settled = 0
+        self._latest: Key = ()
+        self._lock = threading.Lock()
+
+    def leave_out(self, key: Key, reason: str) -> None:
+        """Settle what is left out."""
+        with self._lock:
+            self._left_out[reason] += 1 if isinstance(key, int) else len(key)
+            self._settle(key)
+
+    def hand_on(self, key: Key) -> None:
+        """Note that an item leaves the section."""
+        with self._lock:
+            self._on_the_way.append(key)
+            if not len(self._on_the_way) % _LOOK_EVERY:
+                self._catch_up()
+
+    def frontier(self) -> int:
+        """Return the lowest number that is not settled."""
+        with self._lock:
+            self._catch_up()
+            return self._frontier
+
+    def state(self) -> Recorded:
+        """Return which numbers are settled."""
+        with self._lock:
+            self._catch_up()
+            left_out = [[reason, count] for reason, count in sorted(self._left_out.items())]
+            return Recorded(frontier=self._frontier, settled=_runs(self._beyond), left_out=left_out)
+
+    def numbers_of(self, delivered: int) -> tuple[int, ...]:
+        """Return the numbers of the item that was delivered last, of so many."""
+        with self._lock:
+            self._catch_up()
+            at = delivered - self._settled - 1
+            key = self._latest if at < 0 else self._on_the_way[at]
+            return (key,) if isinstance(key, int) else key
+
+    def left_out(self) -> dict[str, int]:
+        """Return how many were left out, by the reason."""
+        with self._lock:
+            return dict(self._left_out)
+
+    def _catch_up(self) -> None:
+        count = self._settled_items()
+        while self._settled < count and self._on_the_way:
+            self._latest = self._on_the_way.popleft()
+            self._settled += 1
+            self._settle(self._latest)
+
+    def _settle(self, key: Key) -> None:
+        beyond = self._beyond
+        for number in (key,) if isinstance(key, int) else key:
+            if number < self._frontier or number in beyond:
+                raise LoaderError(f"item {number} was settled twice, which is an error of ours")
+            beyond.add(number)
+        while self._frontier in beyond:
+            beyond.remove(self._frontier)
+            self._frontier += 1
+
+
+class NumberedItem(Envelope):
+    """An item in a section, with its number, or those of the items that it was made of."""
+
+    __slots__ = ("ledger",)
+
+    def __init__(self, key: Key, item: Any, ledger: Ledger) -> None:
+        super().__init__(key, item)
+        self.ledger = ledger
+
+    def with_item(self, item: Any) -> NumberedItem:
+        """Return another item with the same numbers."""
+        return NumberedItem(self.key, item, self.ledger)
+
+    def leave_out(self, reason: str) -> None:
+        """Settle its numbers: nothing will be made of it."""
+        self.ledger.leave_out(self.key, reason)
+
+
+# The pipes at both ends, and between -----------------------------------------------------
+
+
+#: What a stage makes of an item of which it yields nothing.
+NOTHING: Any = object()
+
+
+class Stage(IterDataPipe[Any]):
+    """A pipe that a section is made with; its passes say what it makes of each item."""
+
+    is_stand_in = True
+
+    makes_again = False
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def is_async(self) -> bool:
+        return is_async_pipe(self.source)
+
+    def new_pass(self, run: Run[Any]) -> StagePass:
+        return StagePass(run)
+
+    def made_of(self, item: Any) -> Any:
+        """Return what is yielded for an item."""
+        raise NotImplementedError
+
+
+class StagePass(Pass[Any]):
+    """One pass over a stage. The place of a section is asked of its ``Numbering`` alone."""
+
+    has_place = False
+
+    def made_of(self, item: Any) -> Any:
+        """Return what is yielded for an item, or NOTHING."""
+        return self.pipe.made_of(item)
+
+    def __iter__(self) -> Iterator[Any]:
+        items = self.source.begin()
+        try:
+            for item in items:
+                made = self.made_of(item)
+                # Keep no item alive while the next one is made.
+                del item
+                if made is not NOTHING:
+                    yield made
+                del made
+        finally:
+            close_items(items)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async with aclosing(self.groups()) as groups:
+            async for group in groups:
+                while group:
+                    yield group.pop(0)
+
+    async def groups(self) -> AsyncGenerator[list[Any], None]:
+        """Yield the items in lists."""
+        async with aclosing(groups_of(self.source.abegin())) as groups:
+            async for group in groups:
+                made = [self.made_of(item) for item in group]
+                del group
+                made = [each for each in made if each is not NOTHING]
+                if made:
+                    yield made
+                del made
+
+
+class Numbering(Stage):
+    """The beginning of the section that ``first`` begins: it gives each item its number."""
+
+    def __init__(self, source: Any, first: Any) -> None:
+        super().__init__(source)
+        # Where the cursor of the section is found: ``first`` has no other.
+        self.number = number_of(first)
+        self.reader = stage_name(first)
+
+    def new_pass(self, run: Run[Any]) -> NumberingPass:
+        return NumberingPass(run)
+
+
+@dataclass
+class NumberingPass(StagePass):
+    """One pass over a ``Numbering``, with the ledger of the items that it has numbered."""
+
+    state: Recorded = field(default_factory=Recorded, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        own = cursors.get(self.pipe.number)
+        if own is not None:
+            self.state = Recorded.loaded(own)
+            self._begin()
+        self.source.resume(self._next, cursors)
+        return 0
+
+    def _begin(self) -> None:
+        self.ledger = Ledger(self.run.tree.settled_items, self.state)
+        self._next = self.state.frontier
+        # Settled numbers that will be read again.
+        self._known = self.state.numbers()
+
+    def made_of(self, item: Any) -> Any:
+        number, self._next = self._next, self._next + 1
+        if number in self._known:
+            self._known.discard(number)
+            return NOTHING
+        if not number % _LOOK_EVERY and number - self.ledger.frontier() > MOST_AHEAD:
+            raise LoaderError(
+                f"item {self.ledger.frontier()} was read by {self.pipe.reader}, and"
+                f" {MOST_AHEAD} items after it, but nothing came of it; see what holds it"
+            )
+        return NumberedItem(number, item, self.ledger)
+
+    def needs(self) -> int:
+        return self.ledger.frontier()
+
+    def place(self) -> Cursors:
+        """Return where the section and its source are."""
+        state = self.ledger.state()
+        cursors = self.source.place(state.frontier)
+        return {**cursors, self.pipe.number: state.saved()}
+
+
+class Settling(Stage):
+    """The end of a section: it yields what the numbered items carry."""
+
+    def __init__(self, source: Any, numbering: Numbering) -> None:
+        super().__init__(source)
+        self.numbering = numbering
+        # The other end is not read from here.
+        self.edges = (source,)
+
+    def new_pass(self, run: Run[Any]) -> SettlingPass:
+        return SettlingPass(run)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def made_of(self, item: Any) -> Any:
+        item.ledger.hand_on(item.key)
+        return item.item
+
+
+class SettlingPass(StagePass):
+    """One pass over a ``Settling``: what was settled before, the ledger knows."""
+
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.run.tree.set_start(self.pipe.numbering, cursors)
+        return 0
+
+
+class Joining(Stage):
+    """Makes one numbered item of a list of them; ``together`` makes its item of theirs.
+
+    Those of a list with fewer than ``least`` are left out.
+    """
+
+    def __init__(
+        self, source: Any, together: Callable[[list[Any]], Any] = list, least: int = 1
+    ) -> None:
+        super().__init__(source)
+        self.together = together
+        self.least = least
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def made_of(self, items: list[NumberedItem]) -> Any:
+        if len(items) < self.least:
+            for each in items:
+                each.leave_out(Reason.DROP_LAST)
+            return NOTHING
+        whole = self.together([each.item for each in items])
+        return NumberedItem(joined(each.key for each in items), whole, items[0].ledger)
+
+
+def joined(keys: Iterable[Key]) -> Key:
+    """Return the numbers of several items as those of one."""
+    return tuple(number for key in keys for number in ((key,) if isinstance(key, int) else key))
+
+
+class Within(Stage):
+    """Runs a one-to-one pipe on what is in the numbered items."""
+
+    def __init__(self, pipe: Any) -> None:
+        super().__init__(pipe.source)
+        self.pipe = pipe
+        self.edges = (pipe.source,)
+
+    def is_async(self) -> bool:
+        return False
+
+    def new_pass(self, run: Run[Any]) -> WithinPass:
+        return WithinPass(run)
+
+    def __len__(self) -> int:
+        return len(self.pipe)
+
+
+class WithinPass(StagePass):
+    """One pass over a ``Within``."""
+
+    def __iter__(self) -> Iterator[Any]:
+        waiting: deque[NumberedItem] = deque()
+        results = self.pipe.pipe.results(_Opened(self.source, waiting))
+        try:
+            for result in results:
+                yield waiting.popleft().with_item(result)
+                # Keep no item alive while the next one is made.
+                del result
+        finally:
+            close_items(results)
+
+
+class _Opened:
+    """A run of numbered items, for a pipe that reads what is in them."""
+
+    def __init__(self, source: Run[Any], waiting: deque[NumberedItem]) -> None:
+        self._source = source
+        self._waiting = waiting
+        self.at_once = 1
+
+    def first_position(self) -> int:
+        """Return how many items come before the first; of a section nobody knows."""
+        return 0
+
+    def begin(self) -> Iterator[Any]:
+        """Iterate what the items carry."""
+        items = self._source.begin()
+        try:
+            for numbered in items:
+                self._waiting.append(numbered)
+                yield numbered.item
+        finally:
+            close_items(items)
+
+
+# How pipes work on numbered items ---------------------------------------------------------
+
+
+def on_numbered(function: Callable[[Any], Any], pipe: Any) -> Callable[[NumberedItem], Any]:
+    """Return a function of numbered items that calls one with what they carry."""
+
+    def called(numbered: NumberedItem) -> NumberedItem:
+        result = function(numbered.item)
+        if result.__class__ is CoroutineType:
+            raise unawaited(pipe, result)
+        return numbered.with_item(result)
+
+    async def awaited(numbered: NumberedItem) -> NumberedItem:
+        return numbered.with_item(await function(numbered.item))
+
+    return awaited if is_async(function) else called
+
+
+def of_numbered(function: Callable[[Any], Any]) -> Callable[[NumberedItem], Any]:
+    """Return a function of numbered items that answers about what they carry."""
+
+    def called(numbered: NumberedItem) -> Any:
+        return function(numbered.item)
+
+    async def awaited(numbered: NumberedItem) -> Any:
+        return await function(numbered.item)
+
+    return awaited if is_async(function) else called

@@ -1,0 +1,119 @@
+"""Graphs with work that cannot be repeated.
+
+This file is about ``as_recorded``: from the first pipe with ``repeatable=False`` to the end, a
+graph is run on numbered items, so that a state can say what became of each.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from asyncloader.datapipes.base import IterDataPipe, is_pipe
+from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.recording import Numbering, Settling, Within
+from asyncloader.datapipes.replaying import keeps_positions
+from asyncloader.datapipes.running.cursors import take_number_of
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import has_name, is_fullsync, is_ours, is_repeatable
+from asyncloader.errors import LoaderError
+from asyncloader.graph.edit import replaced
+from asyncloader.graph.walk import Graph
+
+
+def unrepeatable(graph: Graph) -> Any:
+    """Return the pipe with which the recorded section begins, or None if there is none."""
+    found = [pipe for pipe in graph.pipes if not is_repeatable(pipe)]
+    # The pipes are in the order from the end, and no pipe comes after one that it reads.
+    return found[-1] if found else None
+
+
+def section(graph: Graph) -> list[Any]:
+    """Return the pipes of the recorded section, from the first to the end of the graph.
+
+    It ends early before a pipe that is not the only reader, or reads several pipes.
+    """
+    pipe = unrepeatable(graph)
+    pipes = [] if pipe is None else [pipe]
+    while pipes and len(readers := graph.readers(pipes[-1])) == 1:
+        if len(graph.sources(readers[0])) != 1:
+            break
+        pipes.append(readers[0])
+    return pipes
+
+
+def hard_to_record(graph: Graph) -> list[Any]:
+    """Return the pipes of the section in which the numbers of items would be lost."""
+    pipes = section(graph)
+    if not pipes:
+        return []
+    # What a pipe answers is tried on a copy, which it may change.
+    counted = pipes[: _last_that_counts(pipes) + 1]
+    lost = [pipe for pipe in counted if stage_of(copy.copy(pipe)) is None]
+    return [*lost, *graph.readers(pipes[-1])]
+
+
+def as_recorded(end: Any) -> Any:
+    """Return a graph that records what becomes of each item, if it has to; its pipes are changed.
+
+    It was checked for this before.
+    """
+    pipes = section(Graph(end))
+    if not pipes:
+        return end
+    first = pipes[0]
+    recorded = pipes[: _last_that_counts(pipes) + 1]
+    numbering = Numbering(first.source, first)
+    end = replaced(end, first.source, numbering)
+    for pipe in recorded:
+        stage = last = stage_of(pipe)
+        if stage is not pipe:
+            if stage.source is not pipe:
+                # Stats and errors name the pipe that the user wrote.
+                take_number_of(stage, pipe)
+            stage.known_as = stage_name(pipe)
+            end = replaced(end, pipe, stage)
+    return replaced(end, last, Settling(last, numbering))
+
+
+def _last_that_counts(pipes: list[Any]) -> int:
+    """Return the place of the last pipe that does not yield just one item for each, in order."""
+    return max(at for at, pipe in enumerate(pipes) if not (at and _keeps_places(pipe)))
+
+
+def _keeps_places(pipe: Any) -> bool:
+    return keeps_positions(pipe) or has_name(pipe, "header", "enumerate", "add_index")
+
+
+def stage_of(pipe: Any) -> Any:
+    """Return what takes a pipe's place in a section, maybe the pipe itself, changed; or None."""
+    if not is_ours(pipe) or not isinstance(pipe, IterDataPipe):
+        return None
+    stage = pipe.in_section()
+    # What the ranks agree on is counted by all of them, from the beginning.
+    if stage is None and isinstance(pipe, OneToOne) and not is_fullsync(pipe):
+        return Within(pipe)
+    return stage
+
+
+def numbering_of(end: Any) -> Numbering | None:
+    """Return the beginning of the recorded section of a graph that is run, if it has one.
+
+    LoaderError if a pipe that was added behind it does not yield just one item for each.
+    """
+    pipe, added = end, None
+    while not isinstance(pipe, Settling):
+        sources = edges_of(pipe) if is_pipe(pipe) else []
+        if len(sources) != 1:
+            return None
+        if added is None and not _keeps_places(pipe):
+            added = pipe
+        (pipe,) = sources
+    if added is not None:
+        raise LoaderError(
+            f"{stage_name(added)} was added by a reading service (or a function of one) behind work"
+            " that cannot be repeated, where what becomes of each item is recorded; add it to the"
+            " graph before the loader is made"
+        )
+    return pipe.numbering

@@ -1,0 +1,288 @@
+"""Random graphs with work that cannot be repeated, and lines of states over them.
+
+A line is a run that is left and resumed, maybe many times, each time from the state before. Every
+item is a number of its own, equal to its number in the stream that the section reads, so that what
+was called, delivered and left out is known outside of the loader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.graph import to_text
+
+SIZES = (0, 1, 7, 40, 150)
+
+
+class Chance:
+    """Functions that answer differently each time, and the numbers that they were called with."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.called: set[int] = set()
+
+    def work(self, item: Any) -> Any:
+        """Return the item, or fail."""
+        self.called.update(numbers_in(item))
+        if self._random.random() < 0.05:
+            raise ValueError("not this time")
+        return item
+
+    async def ask(self, item: Any) -> Any:
+        """Return the item after a while, or fail."""
+        for _ in range(self._random.randrange(4)):
+            await asyncio.sleep(0)
+        return self.work(item)
+
+    def likes(self, item: Any) -> bool:
+        """Say yes, most of the time."""
+        self.called.update(numbers_in(item))
+        return self._random.random() < 0.8
+
+    def key(self, item: Any) -> int:
+        """Return one of three."""
+        return self._random.randrange(3)
+
+    def length(self, item: Any) -> int:
+        """Return a length, sometimes one that is too long."""
+        return self._random.randint(1, 5)
+
+
+def numbers_in(item: Any) -> list[int]:
+    """Return the numbers in an item, which may be a batch, or a group with its key."""
+    if isinstance(item, Keyed):
+        item = item.group
+    if isinstance(item, list):
+        return [number for each in item for number in numbers_in(each)]
+    return [item]
+
+
+@dataclass
+class Keyed:
+    """A group of items, with its key."""
+
+    group: list[Any]
+
+
+def keyed(item: tuple[int, list[Any]]) -> Keyed:
+    """Return a group without its key."""
+    return Keyed(item[1])
+
+
+def index_of(pair: tuple[int, Any]) -> int:
+    """Return the number of an item."""
+    return pair[0]
+
+
+def same(item: Any) -> Any:
+    """Return the item."""
+    return item
+
+
+Step = Callable[[Any, random.Random, Chance], Any]
+
+BEFORE: list[Step] = [
+    lambda pipe, draw, chance: pipe.shuffle(buffer_size=draw.choice((3, 100))),
+    lambda pipe, draw, chance: pipe.map(same),
+    lambda pipe, draw, chance: pipe.prefetch(3),
+    lambda pipe, draw, chance: pipe.cycle(2),
+    lambda pipe, draw, chance: pipe.async_map(slow, concurrency=3, ordered=draw.random() < 0.7),
+]
+
+FIRST: list[Step] = [
+    lambda pipe, draw, chance: pipe.async_map(
+        chance.ask,
+        concurrency=draw.choice((1, 4, 16)),
+        ordered=draw.random() < 0.5,
+        on_error="skip",
+        repeatable=False,
+    ),
+    lambda pipe, draw, chance: pipe.thread_map(
+        chance.work, concurrency=3, ordered=draw.random() < 0.5, on_error="skip", repeatable=False
+    ),
+    lambda pipe, draw, chance: pipe.async_map_batches(
+        chance.ask, 4, flatten=draw.random() < 0.5, on_error="skip", repeatable=False
+    ),
+    lambda pipe, draw, chance: pipe.map(chance.work, on_error="skip", repeatable=False),
+    lambda pipe, draw, chance: pipe.map(chance.work, on_error=instead, repeatable=False),
+    lambda pipe, draw, chance: pipe.filter(chance.likes, repeatable=False),
+]
+
+BEHIND: list[Step] = [
+    lambda pipe, draw, chance: pipe.filter(chance.likes),
+    lambda pipe, draw, chance: pipe.batch(draw.choice((1, 3, 5)), draw.random() < 0.3),
+    lambda pipe, draw, chance: pipe.batch(3, max_wait=0.001),
+    lambda pipe, draw, chance: pipe.shuffle(buffer_size=5),
+    lambda pipe, draw, chance: pipe.prefetch(4),
+    lambda pipe, draw, chance: pipe.map(same),
+    lambda pipe, draw, chance: pipe.collate(same),
+    lambda pipe, draw, chance: pipe.set_length(7),
+    lambda pipe, draw, chance: pipe.groupby(
+        chance.key, buffer_size=20, group_size=3, guaranteed_group_size=1
+    ),
+    lambda pipe, draw, chance: pipe.groupby(chance.key, keep_key=True, buffer_size=20).map(keyed),
+    lambda pipe, draw, chance: pipe.max_token_bucketize(4, len_fn=chance.length, buffer_size=5),
+    lambda pipe, draw, chance: pipe.async_map(chance.ask, ordered=False, on_error="skip"),
+    lambda pipe, draw, chance: pipe.thread_map(chance.work, concurrency=2, on_error="skip"),
+]
+
+
+async def slow(item: Any) -> Any:
+    """Return the item, in another turn of the loop."""
+    await asyncio.sleep(0)
+    return item
+
+
+def instead(error: Exception, item: Any) -> Any:
+    """Return the item that failed."""
+    return item
+
+
+@dataclass
+class Line:
+    """The runs of one random graph, each resumed from the state of the one before."""
+
+    seed: int
+    #: What was delivered before the state that the next run resumes from, with its numbers.
+    delivered: list[tuple[list[int], tuple[int, ...]]] = field(default_factory=list)
+    state: dict[str, Any] | None = None
+    left_out: Counter[str] = field(default_factory=Counter)
+    #: Numbers for which a function was called although they were settled.
+    again: set[int] = field(default_factory=set)
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(self.seed)
+        self._in_workers = self._draw.random() < 0.1
+
+    def graph(self, chance: Chance) -> Any:
+        """Return the graph, the same each time."""
+        draw = random.Random(f"graph {self.seed}")
+        pipe: Any = IterableWrapper(range(draw.choice(SIZES)))
+        for _ in range(draw.randint(0, 2)):
+            pipe = draw.choice(BEFORE)(pipe, draw, chance)
+        if self._in_workers:
+            pipe = pipe.sharding_filter().prefetch(2)
+        # The number of an item is its place in this stream. This pipe is not in workers.
+        pipe = pipe.batch(1, across_workers=True).enumerate().map(index_of)
+        pipe = draw.choice(FIRST)(pipe, draw, chance)
+        for _ in range(draw.randint(0, 4)):
+            pipe = draw.choice(BEHIND)(pipe, draw, chance)
+        return pipe
+
+    def graph_in_words(self) -> str:
+        """Return the graph, and how to play it again."""
+        command = f"python -m tests.recorded --first {self.seed} --count 1"
+        return f"{command}\n{to_text(self.graph(Chance(0)))}"
+
+    def play(self) -> None:
+        """Run, leave and resume until the end."""
+        is_over = False
+        while not is_over:
+            is_over = self._run()
+            self.runs += 1
+
+    def _run(self) -> bool:
+        """Run until some item, and maybe on without a later state; whether the end was seen."""
+        chance = Chance(self._draw.randrange(2**32))
+        loader = DataLoader2(self.graph(chance), None, self._service(), seed=self.seed)
+        settled: set[int] = set()
+        if self.state is not None:
+            loader.load_state_dict(self.state)
+            settled = settled_in(self.state)
+        steps = self._draw.choice((0, 1, 2, 5, 10, 1000)) if self.runs < 8 else 10**6
+        more = self._draw.choice((0, 0, 3))
+        if self._draw.random() < 0.5:
+            is_over = asyncio.run(self._async_run(loader, steps, more))
+        else:
+            is_over = self._sync_run(loader, steps, more)
+        self.again |= chance.called & settled
+        return is_over
+
+    def _service(self) -> Any:
+        if self._in_workers:
+            return MultiProcessingReadingService(num_workers=self._draw.choice((1, 2)))
+        return self._draw.choice((None, InProcessReadingService(prefetch_cnt=3)))
+
+    def _sync_run(self, loader: Any, steps: int, more: int) -> bool:
+        with loader:
+            items = iter(loader)
+            taken = self._taken(loader)
+            is_over = not all(taken(next(items, None)) for _ in range(steps))
+            self._save(loader, is_over)
+            for _ in range(0 if is_over else more):
+                next(items, None)
+        return is_over
+
+    async def _async_run(self, loader: Any, steps: int, more: int) -> bool:
+        async with loader:
+            items = aiter(loader)
+            taken = self._taken(loader)
+            is_over = False
+            for _ in range(steps):
+                if not taken(await anext(items, None)):
+                    is_over = True
+                    break
+            self._save(loader, is_over)
+            for _ in range(0 if is_over else more):
+                await anext(items, None)
+        return is_over
+
+    def _taken(self, loader: Any) -> Callable[[Any], bool]:
+        def taken(item: Any) -> bool:
+            if item is not None:
+                self.delivered.append((numbers_in(item), loader.numbers))
+            return item is not None
+
+        return taken
+
+    def _save(self, loader: Any, is_over: bool) -> None:
+        self.left_out = Counter(loader.stats().left_out)
+        if not is_over:
+            self.state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+
+    def wrong(self) -> Iterator[str]:
+        """Say what is not as promised."""
+        own = [number for numbers, _ in self.delivered for number in numbers]
+        told = [number for _, numbers in self.delivered for number in numbers]
+        if own != told:
+            yield "loader.numbers are not those of the items"
+        twice = [number for number, times in Counter(own).items() if times > 1]
+        if twice:
+            yield f"delivered twice: {twice}"
+        if self.again:
+            yield f"settled, and worked on again: {sorted(self.again)}"
+        count = self.numbers()
+        if set(own) - set(range(count)):
+            yield f"of {count} numbers there are {max(own)}"
+        if len(own) + self.left_out.total() != count:
+            yield f"{len(own)} delivered and {dict(self.left_out)} left out of {count}"
+
+    def numbers(self) -> int:
+        """Return how many items enter the section."""
+        draw = random.Random(f"graph {self.seed}")
+        size, rounds = draw.choice(SIZES), 1
+        for _ in range(draw.randint(0, 2)):
+            step = draw.choice(BEFORE)
+            before = IterableWrapper([0])
+            rounds *= len(list(step(before, draw, Chance(0))))
+        return size * rounds
+
+
+def settled_in(state: dict[str, Any]) -> set[int]:
+    """Return the numbers that a state says are settled."""
+    found: set[int] = set()
+    for cursor in json.loads(state["position"]["cursors"]).values():
+        if "frontier" in cursor:
+            found.update(range(cursor["frontier"]))
+            for first, length in cursor["settled"]:
+                found.update(range(first, first + length))
+    return found

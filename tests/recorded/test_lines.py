@@ -1,0 +1,20 @@
+"""Work that cannot be repeated is done once along a line of states, in random graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncloader.datapipes.running import cursor_history
+from tests.recorded.lines import Line
+
+
+@pytest.mark.parametrize("first", range(0, 240, 20))
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_each_number_is_settled_once_along_a_line_of_states(first, monkeypatch):
+    if first % 40:
+        # Places are noted after every item, and forgotten as soon as they may be.
+        monkeypatch.setattr(cursor_history, "_SHARE", 0)
+    for seed in range(first, first + 20):
+        line = Line(seed)
+        line.play()
+        assert not list(line.wrong()), line.graph_in_words()

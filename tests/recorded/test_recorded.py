@@ -1,0 +1,270 @@
+"""What is promised of work that cannot be repeated, case by case."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from asyncloader import DataLoader2, Feed, InProcessReadingService, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.errors import LoaderError, SnapshotError
+from asyncloader.graph.refusals import Purpose, refusals
+from tests.processes.scripts import ROOT
+from tests.recorded.lines import settled_in
+
+
+def same(item):
+    return item
+
+
+def is_even(item):
+    return item % 2 == 0
+
+
+class Own(IterDataPipe):
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        yield from self.source
+
+
+def begun(count=10):
+    return IterableWrapper(range(count)).map(same, repeatable=False)
+
+
+def zipped():
+    one, other = begun().fork(2)
+    return one.zip(other)
+
+
+LOSES_NUMBERS = {
+    "flatmap": lambda: begun().flatmap(lambda item: [item]),
+    "Own": lambda: Own(begun()),
+    "fork": zipped,
+    "zip": lambda: begun().zip(IterableWrapper(range(3))),
+    "cycle": lambda: begun().cycle(2),
+    "header": lambda: begun().header(2).filter(is_even),
+    "in_memory_cache": lambda: begun().in_memory_cache(),
+    "sharding_filter": lambda: begun().sharding_filter(),
+    "map_batches": lambda: begun().map_batches(same, 2),
+    "groupby": lambda: begun().groupby(same, drop_remaining=True),
+    "fullsync": lambda: begun().fullsync().filter(is_even),
+}
+
+
+@pytest.mark.parametrize("name", LOSES_NUMBERS)
+def test_a_pipe_in_which_numbers_would_be_lost_is_refused_by_name_before_the_first_item(name):
+    with pytest.raises(ValueError, match=rf"^{name}\(.*Put {name}\(.* before map\(same"):
+        DataLoader2(LOSES_NUMBERS[name]())
+
+
+def test_all_that_keeps_a_graph_from_being_recorded_is_listed():
+    graph = begun().flatmap(lambda item: [item]).unbatch().filter(is_even)
+    names = [str(each).partition("(")[0] for each in refusals(graph, Purpose.RUN)]
+    assert names == ["flatmap", "unbatch"]
+
+
+def test_live_requests_cannot_be_recorded():
+    with pytest.raises(ValueError, match="never come again"):
+        DataLoader2(Feed().map(same, repeatable=False))
+
+
+def test_a_pipe_that_a_service_adds_behind_a_section_is_refused_if_it_loses_places():
+    service = InProcessReadingService(init_fn=lambda pipe: pipe.batch(2))
+    with (
+        DataLoader2(begun(), None, service) as loader,
+        pytest.raises(LoaderError, match=r"batch\(2\) was added by a reading service"),
+    ):
+        next(iter(loader))
+
+
+def test_a_pipe_used_alone_does_what_it_always_does():
+    graph = IterableWrapper(range(6)).filter(is_even, repeatable=False).batch(2)
+    assert list(graph) == [[0, 2], [4]]
+
+
+def test_what_was_left_out_is_counted_by_its_reason_over_all_runs():
+    def graph():
+        failing = IterableWrapper(range(20)).map((1).__truediv__, on_error="skip", repeatable=False)
+        return failing.filter(lambda item: item < 0.2).batch(4, drop_last=True)
+
+    with DataLoader2(graph()) as loader:
+        next(iter(loader))
+        state = loader.state_dict(include_datapipe=False)
+    with DataLoader2(graph()) as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 2
+        stats = loader.stats()
+    assert stats.left_out == {"error": 1, "filter": 5, "drop_last": 2}
+    assert "left out: 2 by drop_last, 1 by error, 5 by filter" in repr(stats)
+    assert [metric.value for metric in stats.as_metrics() if metric.name.endswith("left_out_total")]
+
+
+def test_numbers_are_the_places_of_items_in_the_stream_before():
+    graph = IterableWrapper("abcdef").filter(lambda item: item in "bdef", repeatable=False).batch(2)
+    with DataLoader2(graph) as loader:
+        assert [(batch, loader.numbers) for batch in loader] == [
+            (["b", "d"], (1, 3)),
+            (["e", "f"], (4, 5)),
+        ]
+    with DataLoader2(IterableWrapper("ab")) as loader:
+        assert [loader.numbers for _ in loader] == [(), ()]
+
+
+def test_an_error_settles_nothing_so_that_its_item_comes_again():
+    fails = [True]
+
+    def work(item):
+        if item == 5 and fails:
+            fails.pop()
+            raise ValueError("the server is down")
+        return item
+
+    graph = IterableWrapper(range(8)).map(work, repeatable=False).shuffle(buffer_size=2)
+    delivered = []
+    with DataLoader2(graph) as loader:
+        items = iter(loader)
+        with pytest.raises(ValueError, match="the server is down"):
+            delivered += iter(lambda: next(items), None)
+        state = loader.state_dict(include_datapipe=False)
+    with DataLoader2(graph) as loader:
+        loader.load_state_dict(state)
+        delivered += loader
+    assert sorted(delivered) == list(range(8))
+
+
+def test_batches_by_the_clock_have_a_state_in_a_section():
+    graph = begun(30).batch(4, max_wait=60)
+    with DataLoader2(graph) as loader:
+        first = next(iter(loader))
+        state = loader.state_dict(include_datapipe=False)
+    with DataLoader2(graph) as loader:
+        loader.load_state_dict(state)
+        rest = [item for batch in loader for item in batch]
+    assert sorted(first + rest) == list(range(30))
+
+
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 3)])
+def test_workers_above_a_section_may_be_others_after_a_resume(workers):
+    before, after = workers
+
+    def loader(count):
+        shared = IterableWrapper(range(60)).shuffle().sharding_filter()
+        graph = shared.filter(lambda item: random.random() < 0.5, repeatable=False)
+        service = MultiProcessingReadingService(num_workers=count) if count else None
+        return DataLoader2(graph, None, service, seed=1)
+
+    seen = []
+    with loader(before) as first:
+        items = iter(first)
+        for _ in range(9):
+            next(items)
+            seen += first.numbers
+        state = json.loads(json.dumps(first.state_dict(include_datapipe=False)))
+    known = settled_in(state)
+    with loader(after) as second:
+        second.load_state_dict(state)
+        for _ in second:
+            seen += second.numbers
+        left_out = second.stats().left_out["filter"]
+    assert set(seen[:9]) <= known
+    assert len(set(seen)) == len(seen) == 60 - left_out
+
+
+def test_the_functions_of_a_section_run_in_the_loaders_process():
+    graph = IterableWrapper(range(6)).sharding_filter().map(lambda _: os.getpid())
+    graph = graph.map(lambda pid: (pid, os.getpid()), repeatable=False)
+    with DataLoader2(graph, None, MultiProcessingReadingService(num_workers=2)) as loader:
+        above, own = zip(*loader, strict=True)
+    assert set(own) == {os.getpid()}
+    assert os.getpid() not in above
+
+
+def test_a_state_of_before_is_that_of_a_pipe_that_repeats():
+    old = IterableWrapper(range(6)).filter(is_even)
+    with DataLoader2(old) as loader:
+        next(iter(loader))
+        state = loader.state_dict(include_datapipe=False)
+    assert "repeatable" not in json.dumps(state)
+    other = IterableWrapper(range(6)).filter(is_even, repeatable=False)
+    with (
+        DataLoader2(other) as loader,
+        pytest.raises(SnapshotError, match="repeatable of Filter was not plain data and is False"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_memory_and_states_stay_small_over_a_long_epoch():
+    graph = IterableWrapper(range(10**9)).filter(is_even, repeatable=False).shuffle(buffer_size=100)
+    with DataLoader2(graph) as loader:
+        lengths = set()
+        for count, _ in enumerate(loader):
+            if count % 5000 == 0:
+                lengths.add(len(json.dumps(loader.state_dict(include_datapipe=False))))
+            if count == 50_000:
+                break
+    assert max(lengths) < 10_000
+
+
+SCRIPT = """
+import json, os, random, sys
+from asyncloader import DataLoader2
+from asyncloader.datapipes.iter import IterableWrapper
+
+async def ask(prompt):
+    return prompt
+
+graph = (
+    IterableWrapper(range(400)).shuffle()
+    .async_map(ask, concurrency=8, ordered=False, repeatable=False)
+    .filter(lambda item: random.random() < 0.6)
+    .batch(3)
+)
+path = sys.argv[1]
+trained, state = json.load(open(path)) if os.path.exists(path) else ([], None)
+with DataLoader2(graph, seed=7) as loader:
+    if state is not None:
+        loader.load_state_dict(state)
+    for batch in loader:
+        trained += loader.numbers
+        with open(path + ".new", "w") as file:
+            json.dump([trained, loader.state_dict(include_datapipe=False)], file)
+        os.replace(path + ".new", path)
+        print("saved", flush=True)
+        sys.stdin.readline()
+    left_out = loader.stats().left_out
+print(json.dumps([trained, left_out]), flush=True)
+"""
+
+
+def test_a_program_that_is_killed_again_and_again_trains_each_number_once(tmp_path):
+    steps_before_kills = [1, 4, 2, 1, 3]
+    for steps in steps_before_kills:
+        with started(tmp_path) as child:
+            for _ in range(steps):
+                assert child.stdout.readline() == "saved\n"
+                child.stdin.write("go on\n")
+                child.stdin.flush()
+            child.send_signal(signal.SIGKILL)
+        assert child.returncode == -signal.SIGKILL
+    with started(tmp_path) as child:
+        *_, last = child.communicate("go on\n" * 400)[0].splitlines()
+    trained, left_out = json.loads(last)
+    assert len(set(trained)) == len(trained) == 400 - left_out["filter"]
+
+
+def started(folder):
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder / "model")],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
