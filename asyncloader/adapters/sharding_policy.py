@@ -22,6 +22,7 @@ from asyncloader.datapipes.running.traits import (
 )
 from asyncloader.graph.cut import Reach
 from asyncloader.graph.edit import removed, replace_edge, replaced
+from asyncloader.graph.refusals import cut_or_nothing
 from asyncloader.graph.walk import Graph
 
 Place = Literal["after_source", "after_shuffle", "after_batch", "end"]
@@ -93,10 +94,17 @@ class ShardingPolicy(Adapter):
 
     def _added(self, datapipe: Any) -> Any:
         graph = Graph(datapipe)
-        place = self._place_among(_trunk(graph, datapipe), Reach(graph), bool(self.dispatch))
+        reach, trunk = Reach(graph), _trunk(graph, datapipe)
         if self.dispatch:
+            place = self._place_among(trunk, reach, True)
             return replaced(datapipe, place, _dispatching(_filtering(place, DISTRIBUTED)))
-        return replaced(datapipe, place, _filtering(place, self.group))
+        trunks = [trunk]
+        if self.place != "after_batch" and not any(map(reach.can_copy, trunk)):
+            # All of it stays in the loader's process, where nothing is divided among workers.
+            trunks = [_trunk(graph, part.end) for part in cut_or_nothing(graph).parts] or trunks
+        for place in [self._place_among(each, reach, False) for each in trunks]:
+            datapipe = replaced(datapipe, place, _filtering(place, self.group))
+        return datapipe
 
     # Moving
 

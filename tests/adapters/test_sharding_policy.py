@@ -107,6 +107,14 @@ def test_what_the_loader_shuffles_is_divided_before() -> None:
     assert lines(end) == ["shuffle", "sharding_filter", "map", "pin_memory", "shuffle"]
 
 
+@pytest.mark.parametrize("place", [None, "after_source", "end"])
+def test_where_all_that_is_not_in_the_loader_is_above_a_fork_it_is_added_there(place: Any) -> None:
+    one, other = source().batch(3, across_workers=True).fork(2)
+    end = ShardingPolicy(place)(one.zip(other))
+    assert lines(end)[:2] == ["sharding_filter", "batch"]
+    assert to_text(end).count(FILTER) == 1
+
+
 @wrappers
 def test_a_group_is_named(wrap: Any) -> None:
     end = ShardingPolicy(group=DISTRIBUTED)(wrap(range(4)))
