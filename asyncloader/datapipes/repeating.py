@@ -30,6 +30,7 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.running.run import CountedPass, Run, RunTree
+from asyncloader.datapipes.running.traits import draws
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import Branch, OutlastingPass
 
@@ -173,7 +174,8 @@ class Cycler(IterDataPipe[T]):
     """Yield the source's items ``count`` times over; without a count, without an end.
 
     Each round is a new pass over the source. A source that has no items ends a
-    cycle that would otherwise never yield and never end.
+    cycle that would otherwise never yield and never end; with a count it has as many rounds as
+    are asked for if an order is drawn for each, since a worker's share may be empty in one of them.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2]).cycle(2))
@@ -221,11 +223,15 @@ class CyclePass(CountedPass[T]):
         self._seeds.begin()
         while self.state.rounds != self.pipe.count:
             yield from self.source.begin()
-            if not self.taken:
+            if not self.taken and not self._may_differ():
                 return
             self.state.rounds += 1
             self.source.rewind()
             self._seeds.begin_next()
+
+    def _may_differ(self) -> bool:
+        """Whether a later round may have items although one had none, and there will be an end."""
+        return self.pipe.count is not None and self._seeds.are_drawn()
 
 
 class RoundSeeds:
@@ -253,6 +259,10 @@ class RoundSeeds:
         """Resume in the round of a cursor."""
         self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
         self._set_seeds(self._seeds)
+
+    def are_drawn(self) -> bool:
+        """Whether a pipe draws something else in each round."""
+        return any(map(draws, self._pipes))
 
     def begin(self) -> None:
         """Begin the first round, or resume the cursor's round."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,8 @@ from asyncloader.datapipes.map import Concater as MapConcater
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.running.run import RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
+from asyncloader.graph import apply_sharding, set_graph_random_seed
+from asyncloader.seeds import SeedGenerator
 from tests.datapipes.resuming import assert_goes_on, place_of
 from tests.datapipes.watched import Watched
 
@@ -76,6 +79,20 @@ def test_each_round_of_a_cycle_is_shuffled_anew() -> None:
 
     assert first != second
     assert sorted(first) == sorted(second)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_round_in_which_a_worker_has_no_share_does_not_end_its_cycle(seed: int) -> None:
+    """Of batches of words, one round may make two and another three, for three workers."""
+    words = ["a", "bb", "ccc", "dddd", "e", "ff", "ggg"]
+
+    def share(index: int) -> list[list[str]]:
+        batches = IterableWrapper(words).shuffle().max_token_bucketize(8, buffer_size=2)
+        cycle = set_graph_random_seed(batches.sharding_filter().cycle(8), SeedGenerator(seed))
+        return list(apply_sharding(cycle, 3, index))
+
+    shares = [batch for index in range(3) for batch in share(index)]
+    assert Counter(word for batch in shares for word in batch) == dict.fromkeys(words, 8)
 
 
 def test_a_source_that_reads_once_cannot_be_cycled() -> None:
