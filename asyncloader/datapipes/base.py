@@ -16,6 +16,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from asyncloader.datapipes.running.bridge import from_loop
@@ -521,9 +522,13 @@ def is_pipe(value: object) -> bool:
     return isinstance(value, (*torch_pipes("IterDataPipe"), *torch_pipes("MapDataPipe")))
 
 
+#: How often each item may come: once from each worker, where nothing shards them.
+COPIES: ContextVar[int] = ContextVar("asyncloader_copies", default=1)
+
+
 def most_items(pipe: Any) -> int:
     """Return a bound of how many items a pipe yields, where one is known; otherwise MOST."""
-    return pipe.most_items() if is_ours(pipe) else MOST
+    return min(COPIES.get() * pipe.most_items(), MOST) if is_ours(pipe) else MOST
 
 
 #: In a State: a number of items of the source.

@@ -11,9 +11,11 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from asyncloader.datapipes.base import COPIES
 from asyncloader.datapipes.one_to_one import is_one_to_one
 from asyncloader.datapipes.recording import Recorded
 from asyncloader.datapipes.running.cursor_forms import (
@@ -29,7 +31,7 @@ from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import draws, has_own_state
 from asyncloader.datapipes.running.unordered import settled
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.cut import cut_graph
+from asyncloader.graph.cut import NOT_CUT, cut_graph
 from asyncloader.graph.fingerprint import differences, fingerprint
 from asyncloader.graph.recorded import unrepeatable
 from asyncloader.graph.refusals import Purpose, Refusal, first_refusal
@@ -168,17 +170,20 @@ class LoaderStates:
         pipes = self._graph.pipes
 
         first = unrepeatable(self._graph)
+        cut = cut_graph(self._graph) if workers else NOT_CUT
+        copies = 1 if all(part.is_sharded for part in cut.parts) else workers
 
         @functools.cache
         def inside(number: int) -> Form:
             pipe = pipes[number] if 0 <= number < len(pipes) else None
             if pipe is None:
                 return no_cursor
-            return form_of_state(Recorded, pipe) if pipe is first else form_of_pipe(pipe)
+            if pipe is first:
+                return form_of_state(Recorded, pipe)
+            return copy_context().run(_form_of_copies, copies, pipe)
 
         if not workers:
             return inside
-        cut = cut_graph(self._graph)
         numbers = self._graph.numbers
         outlets = {}
         for part in cut.parts:
@@ -236,6 +241,12 @@ class LoaderStates:
     @functools.cached_property
     def _encoder(self) -> SnapshotEncoder:
         return SnapshotEncoder(self._fingerprint)
+
+
+def _form_of_copies(copies: int, pipe: Any) -> Form:
+    """Return the form of a pipe's cursors where each item may come so often."""
+    COPIES.set(copies)
+    return form_of_pipe(pipe)
 
 
 def _yielded_at(pipe: Any, cursor: Cursor) -> int:

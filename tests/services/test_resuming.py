@@ -533,3 +533,25 @@ def test_states_between_two_groups_of_items_read_the_workers_place_once(monkeypa
         assert list(iterator) == [*range(1, 1000)]
         loader.state_dict()
     assert len(asked) == len({id(stand) for stand in asked})
+
+
+@pytest.mark.filterwarnings("ignore:nothing shards the graph:UserWarning")
+def test_what_comes_once_from_each_worker_may_come_so_often_in_a_state(monkeypatch):
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
+    sources = [it.IterableWrapper(range(3)).batch(1, across_workers=True) for _ in range(2)]
+
+    def loader():
+        service = MultiProcessingReadingService(num_workers=2)
+        graph = it.SampleMultiplexer(dict(zip(sources, (1, 2), strict=True)), seed=1)
+        return DataLoader2(graph, None, service, seed=1)
+
+    with loader() as first:
+        items = iter(first)
+        for _ in range(10):
+            next(items)
+        state = first.state_dict(include_datapipe=False)
+        rest = list(items)
+    with loader() as second:
+        second.load_state_dict(state)
+        assert list(second) == rest
+    assert len(rest) == 2
