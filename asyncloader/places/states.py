@@ -383,6 +383,14 @@ def _place(graph: Graph, moment: Sequence[Snapshot], own: Snapshot, role: Role) 
     if _has_same_items(graph, own, role):
         cursors = refit(graph, own.cursors, taken_with=own.workers, run_with=role.workers)
         return replace(own, cursors=cursors)
+    if (recording := unrepeatable(graph)) is not None:
+        raise SnapshotError(
+            f"the state was taken in the middle of an epoch on {_who(own)}, and this is"
+            f" {_who(role)}, which has another share, while {stage_name(recording)} has"
+            " repeatable=False: what became of each item was recorded of that rank's own share."
+            " Load each rank's own state with as many ranks and workers as before, or a state"
+            " between epochs"
+        )
     if own.padding is not None:
         raise SnapshotError(
             f'the state was taken with uneven="pad" in the middle of an epoch on {_who(own)}, and'

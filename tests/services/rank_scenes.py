@@ -245,6 +245,23 @@ async def resumed_in_the_middle() -> Any:
         return begun, *[(await collected(loader))[0] for _ in range(2)]
 
 
+def by_chance(_: int) -> bool:
+    return random.random() < 0.7
+
+
+@scene
+async def recorded_and_resumed(workers: int) -> Any:
+    graph = shuffled().filter(by_chance, repeatable=False)
+    async with loader_of(graph, workers) as loader:
+        loader.seed(5)
+        begun = await taken(loader, 2)
+        state = loader.state_dict(include_datapipe=False)
+    async with loader_of(graph, workers) as loader:
+        loader.load_state_dict(state)
+        rest, error = await collected(loader)
+    return begun, rest, error, state
+
+
 @scene
 async def resumed_from_several_moments() -> Any:
     """Each rank has a state of its own unseeded epoch, and rank 1 one of another moment."""

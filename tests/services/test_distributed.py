@@ -16,7 +16,9 @@ from asyncloader import (
     SequentialReadingService,
 )
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.errors import SnapshotError
 from tests.processes.ranks import Company
+from tests.services.rank_scenes import by_chance
 
 #: How many numbers the scenes shuffle.
 COUNT = 24
@@ -167,6 +169,25 @@ def test_ranks_go_on_together_where_their_states_were_taken(play):
         assert begun == first[:3]
         assert rest == first[3:]
         assert following == second
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_rank_goes_on_with_what_it_has_not_settled_of_its_own_share(play, workers):
+    found = play("recorded_and_resumed", workers)
+    size = len(found)
+    for rank, (begun, rest, error, _) in enumerate(found):
+        assert error == ""
+        items = begun + rest
+        assert len(set(items)) == len(items)
+        assert set(items) <= set(in_process(5)[0][rank::size])
+    assert len({len(rest) for _, rest, *_ in found}) == 1
+    graph = IterableWrapper(range(COUNT)).shuffle().sharding_filter()
+    with (
+        DataLoader2(graph.filter(by_chance, repeatable=False)) as loader,
+        pytest.raises(SnapshotError, match=r"filter\(by_chance.*has repeatable=False"),
+    ):
+        loader.load_state_dict([state for *_, state in found])
 
 
 def test_ranks_that_go_on_from_different_moments_say_so(play):
