@@ -65,8 +65,9 @@ class Lifecycle:
         self._unordered: list[Any] = []
         #: Says how many of the items of the epoch's present run the loader needs no more.
         self.settled_items: Callable[[], int] = lambda: 0
-        # The pipe with which items get their numbers, where what becomes of each is recorded; and
-        # where that began.
+        # Whether it is recorded what becomes of each item; the pipe with which items get their
+        # numbers then, and where that began.
+        self._records = False
         self._numbering: Numbering | None = None
         self._begun_with: EpochStart | None = None
         # A graph that nobody changes, and what ``_seen`` returns for it.
@@ -272,6 +273,7 @@ class Lifecycle:
     async def _initialize(self, graph: Graph) -> None:
         facts = fingerprint(graph)
         self._given = graph.pipes
+        self._records = any(isinstance(pipe, Numbering) for pipe in graph.pipes)
         check_graph(graph, Purpose.RUN)
         try:
             state = self._service_state
@@ -330,8 +332,8 @@ class Lifecycle:
             pipes, _, takes_states = self._seen(prepared)
         self._tree = tree = RunTree(pipes)
         tree.settled_items = self.settled_items
-        self._begun_with, self._numbering = start, numbering_of(prepared)
-        numbering = self._numbering
+        numbering = numbering_of(prepared) if self._records else None
+        self._begun_with, self._numbering = start, numbering
         if numbering is not None:
             # The pipes of the section begin anew, with the items that are not settled.
             pipes = pipes_of(numbering.source)

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.house.reading import floors, read
+from tests.house.reading import declared_by_hand, floors, read, words_for_where
 from tests.house.running import run
 
 _HERE = Path(__file__).parents[2]
@@ -50,16 +50,19 @@ def figures(root: Path) -> dict[str, float]:
         "modules with one importer": len(facts.lonely),
         "private functions used once": len(facts.used_once),
         "floors of datapipes": floors(root / "asyncloader/datapipes"),
+        "words for where": words_for_where(root / "docs/internals.md"),
+        "places declared by hand, in datapipes": declared_by_hand(root / "asyncloader/datapipes"),
     }
     sides = {
         "worker": ways.worker,
         "loader, for": ways.loader,
         "loader, async for": ways.async_loader,
     }
-    for side, way in sides.items():
-        found[f"one item, {side}: functions"] = len(way.functions)
-        found[f"one item, {side}: files"] = len(way.files)
-        found[f"one item, {side}: jumps between files"] = way.jumps
+    walks = {f"one item, {side}": way for side, way in sides.items()}
+    for name, way in {**walks, "load_state_dict": ways.resume}.items():
+        found[f"{name}: functions"] = len(way.functions)
+        found[f"{name}: files"] = len(way.files)
+        found[f"{name}: jumps between files"] = way.jumps
     found["epoch of 100 items, loader: Python calls"] = ways.epoch_in_loader
     found["epoch of 100 items, each worker: Python calls"] = ways.epoch_in_worker
     return found

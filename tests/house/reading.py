@@ -90,6 +90,43 @@ def floors(folder: Path) -> int:
     return max(level.values(), default=0)
 
 
+#: Methods and fields by which a pipe tells its place, beside the class of its state.
+_DECLARATIONS = frozenset(
+    {
+        *("cursor", "cursor_fields", "cursor_form", "put_source_cursors", "resume_at"),
+        *("yielded_at", "needs", "fill"),
+    }
+)
+
+
+def declared_by_hand(folder: Path) -> int:
+    """Return how often classes in a folder say by a method or a field what their place is."""
+    classes = [
+        node
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    return sum(name in _DECLARATIONS for each in classes for name in _defined(each))
+
+
+def _defined(cls: ast.ClassDef) -> Iterator[str]:
+    for node in cls.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (each.id for each in node.targets if isinstance(each, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def words_for_where(page: Path) -> int:
+    """Return how many words for a place a page explains: the rows of its table of them."""
+    _, _, after = page.read_text().partition("## Words for")
+    table = [line for line in after.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    return max(len(table) - 2, 0)
+
+
 def _quiet_lines(text: str, tree: ast.Module) -> set[int]:
     """Return the lines that are empty, comments or docstrings."""
     lines = enumerate(text.splitlines(), 1)

@@ -67,6 +67,8 @@ class Ways:
     async_loader: Way
     epoch_in_loader: float
     epoch_in_worker: float
+    #: What ``load_state_dict`` passes, from the first function to the last.
+    resume: Way
 
 
 def run(root: Path) -> Ways:
@@ -74,12 +76,14 @@ def run(root: Path) -> Ways:
     loader, workers = _run(root, "items")
     async_loader, _ = _run(root, "async_items")
     epochs, epochs_in_workers = _run(root, "epochs")
+    resume, _ = _run(root, "resume")
     return Ways(
         worker=_way(workers[0]),
         loader=_way(loader),
         async_loader=_way(async_loader),
         epoch_in_loader=_calls(epochs, 100),
         epoch_in_worker=statistics.mean(_calls(each, 50) for each in epochs_in_workers),
+        resume=_walk(resume[-1]),
     )
 
 
@@ -120,6 +124,12 @@ def _way(windows: Sequence[Window]) -> Way:
         for entry in window
     )
     return Way(functions, jumps / len(steady))
+
+
+def _walk(window: Window) -> Way:
+    """Return all that was entered, once."""
+    functions = frozenset(entry[:2] for entry in window)
+    return Way(functions, sum(entry.file != entry.caller for entry in window))
 
 
 def _calls(windows: Sequence[Window], items: int) -> float:

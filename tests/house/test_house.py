@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.__main__ import figures, table
-from tests.house.reading import floors, read
+from tests.house.reading import declared_by_hand, floors, read, words_for_where
 from tests.house.running import Ways, run
 
 _ROOT = Path(__file__).parents[2]
@@ -106,6 +106,29 @@ def test_a_room_is_a_floor_above_those_that_it_imports(tmp_path: Path) -> None:
     (house / "cellar/box.py").write_text("import package.house.roof\n")
     with pytest.raises(graphlib.CycleError):
         floors(house)
+
+
+def test_what_a_class_says_of_its_place_by_hand_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "pipe.py").write_text(
+        "class Pipe:\n    cursor_fields = ()\n    needs: int = 0\n    def cursor(self): ...\n"
+        "    def run(self): ...\n"
+    )
+    assert declared_by_hand(tmp_path) == 3
+
+
+def test_the_words_for_where_are_the_rows_of_their_table(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        '## Words for "where"\n\n| word | is |\n|---|---|\n| mark | a |\n\n## More\n| b |'
+    )
+    assert words_for_where(page) == 1
+    page.write_text("# None\n")
+    assert words_for_where(page) == 0
+
+
+def test_loading_a_state_walks_through_functions_and_files(ways: Ways) -> None:
+    assert ("loader/dataloader2.py", "DataLoader2.load_state_dict") in ways.resume.functions
+    assert len(ways.resume.functions) > len(ways.resume.files) > 1
 
 
 @pytest.mark.parametrize("side", ["worker", "loader", "async_loader"])

@@ -200,6 +200,10 @@ def own_tree_of(pipe: Any) -> RunTree:
     return tree
 
 
+#: Counts nothing, before a pass begins and where nobody asks.
+_NONE_CAME = Count()
+
+
 class Run(Generic[T]):
     """One reader's use of a pipe in an epoch. Each ``begin`` is a pass over the pipe."""
 
@@ -220,7 +224,7 @@ class Run(Generic[T]):
         #: is made; and what counts those that are made.
         self._first = 0
         self._made_from = 0
-        self._count = Count()
+        self._count = _NONE_CAME
         #: Where the pipe stood, if the reader lags behind what it has read.
         self._history: CursorHistory | None = None
         #: Notes where it stands, if it is time to, when so many of its items have come: for a
@@ -268,7 +272,7 @@ class Run(Generic[T]):
 
     def rewind(self) -> None:
         """Let the next pass begin at the first item, and count from there."""
-        self._start, self._count = None, Count()
+        self._start, self._count = None, _NONE_CAME
         self._first = self._made_from = 0
 
     def has_moved(self) -> bool:

@@ -145,17 +145,18 @@ def is_our_stream(pipe: Any) -> bool:
 
 def has_passes(pipe: Any) -> bool:
     """Whether a pipe is run by passes; users' and torch's pipes are just iterated."""
-    return is_our_stream(pipe) and bool(pipe.has_passes())
+    # Not by ``is_our_stream``: this and those that follow are asked of every pipe in every epoch.
+    return hasattr(type(pipe), "has_passes") and bool(pipe.has_passes())
 
 
 def is_async_pipe(pipe: Any) -> bool:
     """Whether an event loop iterates a pipe without a thread; never so for torch's pipes."""
-    return is_our_stream(pipe) and bool(pipe.is_async())
+    return hasattr(type(pipe), "has_passes") and bool(pipe.is_async())
 
 
 def waits(pipe: Any) -> bool:
     """Whether a pipe needs an event loop in a ``for``; torch's pipes never do."""
-    return is_our_stream(pipe) and bool(pipe.waits())
+    return hasattr(type(pipe), "has_passes") and bool(pipe.waits())
 
 
 def reads_ahead(pipe: Any) -> bool:

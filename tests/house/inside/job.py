@@ -1,7 +1,7 @@
-"""What is measured: ``python job.py items``, ``async_items`` or ``epochs``.
+"""What is measured: ``python job.py items``, ``async_items``, ``epochs`` or ``resume``.
 
-This file is about three small runs of the checkout on the path. Each prints as JSON what the
-loader's process entered between two items.
+This file is about four small runs of the checkout on the path. Each prints as JSON what the
+loader's process entered between two items; the last what it entered to load a state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(job: str) -> None:
     if job == "async_items":
         asyncio.run(_async_items())
     else:
-        {"items": _items, "epochs": _epochs}[job]()
+        {"items": _items, "epochs": _epochs, "resume": _resume}[job]()
     json.dump(recorder.windows, sys.stdout)
 
 
@@ -68,6 +68,18 @@ def _epochs() -> None:
         for _ in range(_EPOCHS):
             for _ in loader:
                 recorder.cut()
+
+
+def _resume() -> None:
+    with _loader(str, count=_TINY_ITEMS, workers=2) as loader:
+        items = iter(loader)
+        for _ in range(_TINY_ITEMS // 2):
+            next(items)
+        state = loader.state_dict(include_datapipe=False)
+    with _loader(str, count=_TINY_ITEMS, workers=2) as loader:
+        recorder.cut()
+        loader.load_state_dict(state)
+        recorder.cut()
 
 
 if __name__ == "__main__":

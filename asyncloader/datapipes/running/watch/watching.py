@@ -124,7 +124,7 @@ class Watching:
         tallies = []
         for place, pipe in enumerate(pipes):
             # A stand-in for pipes that run elsewhere matters only where a thread waits for it.
-            if stands_in(pipe) and not seconds[place]:
+            if not seconds[place] and stands_in(pipe):
                 continue
             source = names.get(id(attribute(pipe, "source")))
             running = None if self._tree is None else self._tree.latest_pass(pipe)
