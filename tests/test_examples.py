@@ -47,6 +47,11 @@ PRINTS = {
         r"killed after step 190, in epoch 2\nresumed after step 175, in epoch 2\n"
         r"\1\nthe same to the last bit: True\n$"
     ),
+    "flaky_server.py": (
+        r"^(killed after \d+ prompts\n){3}trained: \d+ prompts, each once: True\n"
+        r"left out: .*\d+ by filter.*\nall of 600: True\n"
+        r"asked again although they were trained on: 0\n$"
+    ),
     "sync_training.py": r"learnt y = 3\.0a -2\.0b \+1\.0\n$",
     "weight_sync.py": (
         r"step 20: \d\d% of the answers are right\n"

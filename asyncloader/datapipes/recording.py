@@ -102,11 +102,13 @@ class Recorded(State):
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:
     runs: list[list[int]] = []
+    end = -1
     for number in sorted(numbers):
-        if runs and sum(runs[-1]) == number:
+        if number == end:
             runs[-1][1] += 1
         else:
             runs.append([number, 1])
+        end = number + 1
     return runs
 
 
