@@ -131,10 +131,10 @@ class Engine:
         if start is None or is_over:
             return self._seeds, None
         passed, recorded = self._buffer.passed - start.before, self.lifecycle.recorded(start)
+        if not passed and (recorded is None or not start.position):
+            return self._seeds, start
         if recorded is not None:
             cursors = recorded.place()
-        elif not passed:
-            return self._seeds, start
         else:
             cursors = self._left_at if self._epoch is None else self._epoch.cursors(passed)
         position = start.position + passed

@@ -346,7 +346,7 @@ class Lifecycle:
         if self._unordered and takes_states:
             cursors = begin_unordered(tree, pipes, cursors)
         run: Run[Any] = Run(prepared, tree)
-        if start.position or (numbering is not None and cursors):
+        if start.position:
             run.resume(start.position, cursors)
         return run
 

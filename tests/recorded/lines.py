@@ -8,6 +8,7 @@ was called, delivered and left out is known outside of the loader.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from collections import Counter
@@ -22,6 +23,10 @@ from asyncloader.graph import to_text
 SIZES = (0, 1, 7, 40, 150)
 
 
+class Unlucky(Exception):
+    """Ends a run in the middle."""
+
+
 class Chance:
     """Functions that answer differently each time, and the numbers that they were called with."""
 
@@ -34,6 +39,13 @@ class Chance:
         self.called.update(numbers_in(item))
         if self._random.random() < 0.05:
             raise ValueError("not this time")
+        return item
+
+    def risk(self, item: Any) -> Any:
+        """Return the item, or end the run."""
+        self.called.update(numbers_in(item))
+        if self._random.random() < 0.01:
+            raise Unlucky
         return item
 
     async def ask(self, item: Any) -> Any:
@@ -94,7 +106,8 @@ BEFORE: list[Step] = [
     lambda pipe, draw, chance: pipe.map(same),
     lambda pipe, draw, chance: pipe.prefetch(3),
     lambda pipe, draw, chance: pipe.cycle(2),
-    lambda pipe, draw, chance: pipe.async_map(slow, concurrency=3, ordered=draw.random() < 0.7),
+    lambda pipe, draw, chance: pipe.async_map(slow, concurrency=3),
+    lambda pipe, draw, chance: pipe.async_map(slow, concurrency=3, ordered=False),
 ]
 
 FIRST: list[Step] = [
@@ -113,6 +126,7 @@ FIRST: list[Step] = [
     ),
     lambda pipe, draw, chance: pipe.map(chance.work, on_error="skip", repeatable=False),
     lambda pipe, draw, chance: pipe.map(chance.work, on_error=instead, repeatable=False),
+    lambda pipe, draw, chance: pipe.map(chance.risk, repeatable=False),
     lambda pipe, draw, chance: pipe.filter(chance.likes, repeatable=False),
 ]
 
@@ -123,6 +137,7 @@ BEHIND: list[Step] = [
     lambda pipe, draw, chance: pipe.shuffle(buffer_size=5),
     lambda pipe, draw, chance: pipe.prefetch(4),
     lambda pipe, draw, chance: pipe.map(same),
+    lambda pipe, draw, chance: pipe.thread_map(chance.risk, concurrency=2),
     lambda pipe, draw, chance: pipe.collate(same),
     lambda pipe, draw, chance: pipe.set_length(7),
     lambda pipe, draw, chance: pipe.groupby(
@@ -168,7 +183,8 @@ class Line:
         draw = random.Random(f"graph {self.seed}")
         pipe: Any = IterableWrapper(range(draw.choice(SIZES)))
         for _ in range(draw.randint(0, 2)):
-            pipe = draw.choice(BEFORE)(pipe, draw, chance)
+            # What has no order cannot be divided among workers.
+            pipe = draw.choice(BEFORE[: -1 if self._in_workers else None])(pipe, draw, chance)
         if self._in_workers:
             pipe = pipe.sharding_filter().prefetch(2)
         # The number of an item is its place in this stream. This pipe is not in workers.
@@ -216,25 +232,46 @@ class Line:
         with loader:
             items = iter(loader)
             taken = self._taken(loader)
-            is_over = not all(taken(next(items, None)) for _ in range(steps))
+            is_over, has_failed = False, False
+            try:
+                is_over = not all(taken(next(items, None)) for _ in range(steps))
+            except Unlucky:
+                has_failed = True
             self._save(loader, is_over)
-            for _ in range(0 if is_over else more):
-                next(items, None)
+            with contextlib.suppress(Unlucky):
+                for _ in range(0 if is_over or has_failed else more):
+                    next(items, None)
         return is_over
 
     async def _async_run(self, loader: Any, steps: int, more: int) -> bool:
         async with loader:
             items = aiter(loader)
             taken = self._taken(loader)
-            is_over = False
-            for _ in range(steps):
-                if not taken(await anext(items, None)):
-                    is_over = True
-                    break
+            is_over, has_failed = False, False
+            try:
+                for _ in range(steps):
+                    if not taken(await self._patiently(items)):
+                        is_over = True
+                        break
+            except Unlucky:
+                has_failed = True
             self._save(loader, is_over)
-            for _ in range(0 if is_over else more):
-                await anext(items, None)
+            with contextlib.suppress(Unlucky):
+                for _ in range(0 if is_over or has_failed else more):
+                    await anext(items, None)
         return is_over
+
+    async def _patiently(self, items: Any) -> Any:
+        """Return the next item, or None; it may take several tries that are cancelled."""
+        for turns in self._draw.choice(((), (), (0, 1), (3,))):
+            asking = asyncio.ensure_future(anext(items, None))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            if not asking.cancelled():
+                return asking.result()
+        return await anext(items, None)
 
     def _taken(self, loader: Any) -> Callable[[Any], bool]:
         def taken(item: Any) -> bool:
@@ -271,7 +308,7 @@ class Line:
         draw = random.Random(f"graph {self.seed}")
         size, rounds = draw.choice(SIZES), 1
         for _ in range(draw.randint(0, 2)):
-            step = draw.choice(BEFORE)
+            step = draw.choice(BEFORE[: -1 if self._in_workers else None])
             before = IterableWrapper([0])
             rounds *= len(list(step(before, draw, Chance(0))))
         return size * rounds
