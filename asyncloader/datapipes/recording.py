@@ -42,7 +42,7 @@ from asyncloader.datapipes.running.cursors import (
 )
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Pass, Run
-from asyncloader.datapipes.running.traits import is_async_pipe
+from asyncloader.datapipes.running.traits import is_async_pipe, is_ours
 from asyncloader.errors import LoaderError
 
 #: So many numbers may be settled after one that is not. All of them are read again to resume.
@@ -419,7 +419,13 @@ class WithinPass(StagePass):
 
     def __iter__(self) -> Iterator[Any]:
         waiting: deque[NumberedItem] = deque()
-        results = self.pipe.pipe.results(_Opened(self.source, waiting))
+        pipe, opened = self.pipe.pipe, _Opened(self.source, waiting)
+        if is_ours(pipe):
+            results = pipe.results(opened)
+        else:
+            # It reads its source as it likes.
+            pipe.source = opened
+            results = iter(pipe)
         try:
             for result in results:
                 yield waiting.popleft().with_item(result)
@@ -440,6 +446,9 @@ class _Opened:
     def first_position(self) -> int:
         """Return how many items come before the first; of a section nobody knows."""
         return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.begin()
 
     def begin(self) -> Iterator[Any]:
         """Iterate what the items carry."""

@@ -16,7 +16,13 @@ from asyncloader.datapipes.recording import Numbering, Settling, Within
 from asyncloader.datapipes.replaying import keeps_positions
 from asyncloader.datapipes.running.cursors import take_number_of
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.traits import has_name, is_fullsync, is_ours, is_repeatable
+from asyncloader.datapipes.running.traits import (
+    has_name,
+    is_async_pipe,
+    is_fullsync,
+    is_ours,
+    is_repeatable,
+)
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced
 from asyncloader.graph.walk import Graph
@@ -88,11 +94,10 @@ def _keeps_places(pipe: Any) -> bool:
 
 def stage_of(pipe: Any) -> Any:
     """Return what takes a pipe's place in a section, maybe the pipe itself, changed; or None."""
-    if not is_ours(pipe) or not isinstance(pipe, IterDataPipe):
-        return None
-    stage = pipe.in_section()
+    stage = pipe.in_section() if isinstance(pipe, IterDataPipe) and is_ours(pipe) else None
+    is_plain = isinstance(pipe, OneToOne) and not is_async_pipe(pipe)
     # What the ranks agree on is counted by all of them, from the beginning.
-    if stage is None and isinstance(pipe, OneToOne) and not is_fullsync(pipe):
+    if stage is None and is_plain and not is_fullsync(pipe):
         return Within(pipe)
     return stage
 

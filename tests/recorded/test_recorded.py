@@ -11,8 +11,14 @@ import sys
 
 import pytest
 
-from asyncloader import DataLoader2, Feed, InProcessReadingService, MultiProcessingReadingService
+from asyncloader import (
+    DataLoader2,
+    Feed,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+)
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.refusals import Purpose, refusals
 from tests.processes.scripts import ROOT
@@ -33,6 +39,15 @@ class Own(IterDataPipe):
 
     def __iter__(self):
         yield from self.source
+
+
+class Halved(OneToOne, IterDataPipe):
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        for item in self.source:
+            yield item / 2
 
 
 def begun(count=10):
@@ -69,6 +84,17 @@ def test_all_that_keeps_a_graph_from_being_recorded_is_listed():
     graph = begun().flatmap(lambda item: [item]).unbatch().filter(is_even)
     names = [str(each).partition("(")[0] for each in refusals(graph, Purpose.RUN)]
     assert names == ["flatmap", "unbatch"]
+
+
+def test_one_to_one_pipes_of_ours_and_of_users_may_stand_in_a_section():
+    graph = begun(6).map(lambda item: (item, "more")).slice(0, 1).map(lambda item: item[0])
+    with DataLoader2(Halved(graph).filter(lambda item: item > 0.5)) as loader:
+        assert [(item, loader.numbers) for item in loader] == [
+            (1.0, (2,)),
+            (1.5, (3,)),
+            (2.0, (4,)),
+            (2.5, (5,)),
+        ]
 
 
 def test_live_requests_cannot_be_recorded():
