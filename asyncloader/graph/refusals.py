@@ -31,6 +31,7 @@ from asyncloader.datapipes.running.traits import (
     has_own_state,
     is_async_pipe,
     is_filter_of_shards,
+    is_fullsync,
     is_ours,
     is_splitter,
     is_without_order,
@@ -69,6 +70,7 @@ class Purpose(StrEnum):
     ACTORS = "in Ray's actors"
     RANKS = "on ranks"
     SAME_ITEMS = "on ranks that load the same items"
+    PADDED = 'on ranks with uneven="pad"'
     STATE = "for a state"
     RESTART = "for a restart of workers"
 
@@ -152,6 +154,8 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
             return (_out_of_order_on_ranks,)
         case Purpose.SAME_ITEMS:
             return (_ready_in_other_orders,)
+        case Purpose.PADDED:
+            return (_left_out_before_the_end,)
         case Purpose.STATE if workers:
             return _never_again, _without_a_place, _dealt_without_order
         case Purpose.STATE:
@@ -516,6 +520,16 @@ def _ready_in_other_orders(graph: Graph) -> Iterator[Said]:
             " items would have them in different orders",
             "make it ordered, or divide the items among all ranks",
         )
+
+
+def _left_out_before_the_end(graph: Graph) -> Iterator[Said]:
+    for pipe in filter(is_fullsync, graph.pipes):
+        if pipe is not graph.end:
+            yield (
+                f'{stage_name(pipe)} leaves out what not all ranks have, and uneven="pad" pads it,'
+                " which is possible only at the end of the graph",
+                "leave that pipe out",
+            )
 
 
 def _fed(graph: Graph) -> Iterator[Said]:

@@ -18,7 +18,6 @@ from asyncloader.adapters.endings import FullSync
 from asyncloader.arguments import checked_seconds
 from asyncloader.datapipes import full_sync
 from asyncloader.datapipes.full_sync import Meeting, Uneven
-from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import is_filter_of_shards
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import RankError
@@ -118,6 +117,8 @@ class DistributedReadingService(ReadingServiceInterface):
         if size > 1:
             _warn_of_repeats(pipes)
         datapipe = FullSync(self.timeout)(datapipe)
+        if self.uneven == "pad":
+            check_graph(datapipe, Purpose.PADDED)
         await self._equip(datapipe)
         return datapipe
 
@@ -229,11 +230,6 @@ class DistributedReadingService(ReadingServiceInterface):
             is_last = pipe is end
             if is_last:
                 pipe.meeting = self._meeting
-            elif self.uneven == "pad":
-                raise ValueError(
-                    f'{stage_name(pipe)} leaves out what not all ranks have, and uneven="pad" pads'
-                    " it, which is possible only at the end of the graph; leave that pipe out"
-                )
             else:
                 pipe.meeting = self._meeting_of(await open_group(pipe.timeout))
 

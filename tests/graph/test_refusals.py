@@ -139,3 +139,11 @@ def test_a_plain_graph_is_refused_for_nothing() -> None:
 def test_a_remedy_is_a_sentence_or_a_part_of_one() -> None:
     assert str(Refusal(Purpose.RUN, "it is wet", "dry it")) == "it is wet; dry it"
     assert str(Refusal(Purpose.RUN, "it is wet", "Dry it")) == "it is wet. Dry it"
+
+
+def test_what_is_left_out_in_the_middle_cannot_be_padded() -> None:
+    middle = IterableWrapper([1]).fullsync()
+    found = [str(each) for each in refusals(middle.batch(2).fullsync(), Purpose.PADDED)]
+    assert len(found) == 1
+    assert found[0].endswith("possible only at the end of the graph; leave that pipe out")
+    assert not list(refusals(middle, Purpose.PADDED))
