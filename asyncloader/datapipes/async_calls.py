@@ -516,7 +516,6 @@ class AsyncMapper(IterDataPipe[T]):
         more = 0 if resource is None else 1
         self._columns = checked_columns(fn, input_col, output_col, more=more)
         self._wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
-        self._of_item: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
         self._attempts = Attempts(timeout, retries, retry_on, backoff)
         self.tolerance = Tolerance(on_error, max_errors)
 
@@ -525,7 +524,7 @@ class AsyncMapper(IterDataPipe[T]):
         return self.tolerance.is_strict
 
     def in_section(self) -> Any:
-        self._of_item = functools.partial(on_numbered, pipe=self)
+        self.carry(functools.partial(on_numbered, pipe=self))
         self.tolerance = RecordedTolerance.of(self.tolerance)
         return self
 
@@ -567,9 +566,7 @@ class AsyncMapper(IterDataPipe[T]):
             fn = functools.partial(_with_last, fn, shared)
         if self.input_col is not None:
             fn = functools.partial(change_async, fn, self._columns)
-        apply = self._of_item(self._attempts.of(fn))
-        if self._wrap is not itself:
-            return self._wrap(apply)
+        apply = self._wrap(self._attempts.of(fn))
         return functools.partial(self._tried if self.tolerance.is_strict else self._let_fail, apply)
 
     async def _tried(self, apply: Callable[[Any], Awaitable[Any]], item: Any) -> Any:

@@ -172,7 +172,7 @@ class Mapper(Applier[T]):
         return self.tolerance.is_strict
 
     def in_section(self) -> Mapper[T]:
-        self._apply = on_numbered(self._apply, self)
+        self.carry(functools.partial(on_numbered, pipe=self))
         self.tolerance = RecordedTolerance.of(self.tolerance)
         return self
 
