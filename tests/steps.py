@@ -15,9 +15,11 @@ from asyncloader import DataLoader2
 SEED = 4
 
 
-def loader_from(graph: Any, service: Any = None, state: Any = None) -> DataLoader2[Any]:
+def loader_from(
+    graph: Any, service: Any = None, state: Any = None, **settings: Any
+) -> DataLoader2[Any]:
     """Return a loader that begins with the first of a seed's epochs, or with a state as JSON."""
-    loader = DataLoader2(graph, reading_service=service)
+    loader = DataLoader2(graph, reading_service=service, **settings)
     if state is None:
         loader.seed(SEED)
     else:

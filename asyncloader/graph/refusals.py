@@ -72,6 +72,7 @@ class Purpose(StrEnum):
     SAME_ITEMS = "on ranks that load the same items"
     PADDED = 'on ranks with uneven="pad"'
     STATE = "for a state"
+    ACKNOWLEDGE = "to acknowledge items"
     RESTART = "for a restart of workers"
 
 
@@ -160,6 +161,8 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
             return _never_again, _without_a_place, _dealt_without_order
         case Purpose.STATE:
             return _never_again, _without_a_place
+        case Purpose.ACKNOWLEDGE:
+            return (_never_again_to_acknowledge,)
         case Purpose.RESTART:
             return _dealt_without_order, _without_a_place_in_workers
 
@@ -557,6 +560,15 @@ def _never_again(graph: Graph) -> Iterator[Said]:
                 f"{stage_name(pipe)} depends on time, so its items would not be the same again",
                 "leave it out, or what makes it so (of a batch: max_wait)",
             )
+
+
+def _never_again_to_acknowledge(graph: Graph) -> Iterator[Said]:
+    for pipe in filter(lives_with_loader, graph.pipes):
+        yield (
+            f"acknowledge=True does not go with {stage_name(pipe)}, because its requests never come"
+            " again",
+            "leave it out",
+        )
 
 
 def _without_a_place(graph: Graph) -> Iterator[Said]:

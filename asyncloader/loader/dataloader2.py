@@ -79,7 +79,8 @@ class DataLoader2(Generic[T_co]):
     asked for, ``await loader.start()``, or ``with`` or ``async with``, which also shut the loader
     down at the end; but where worker processes will need torch, and your program has it, the
     process that forks them begins to import it now. ``seed=1`` is the same as ``loader.seed(1)`` at
-    once.
+    once. With ``acknowledge=True`` a state counts the items for which ``ack`` was called, and not
+    those that were yielded.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> with DataLoader2(IterableWrapper(range(4)).batch(2)) as loader:
@@ -95,6 +96,7 @@ class DataLoader2(Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
         *,
         seed: int | None = None,
+        acknowledge: bool = False,
     ) -> None: ...
 
     # One of torch's pipes, or None if load_state_dict will bring the graph.
@@ -106,6 +108,7 @@ class DataLoader2(Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
         *,
         seed: int | None = None,
+        acknowledge: bool = False,
     ) -> None: ...
 
     @_leading_to_from_dataset
@@ -116,9 +119,12 @@ class DataLoader2(Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
         *,
         seed: int | None = None,
+        acknowledge: bool = False,
     ) -> None:
         self.reading_service = _own_service(reading_service)
-        self._buffer = ItemBuffer()
+        self._acknowledges = acknowledge
+        # The latest iterator's; that of the present epoch is the engine's.
+        self._buffer = ItemBuffer(acknowledges=acknowledge)
         # Lightning sets an attribute named _iterator, which torch's loader has, to None.
         self._live_iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
         #: The adapted graph; if none was given, None until ``load_state_dict`` brings it.
@@ -126,7 +132,7 @@ class DataLoader2(Generic[T_co]):
         # The graph as it is drawn, and the graph and the number of workers that it was made of.
         self._outlined: tuple[Graph | None, int, Outline] = (None, 0, NO_GRAPH)
         self._graph: Graph | None = None
-        self._engine = Engine(Lifecycle(self.reading_service))
+        self._engine = Engine(Lifecycle(self.reading_service), self._buffer.renewed())
         self._loaded: dict[str, Any] | None = None
         self._state_has_graph = True
         _check_adapters(datapipe_adapter_fn)
@@ -143,13 +149,16 @@ class DataLoader2(Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
         *,
         datapipe: Any = None,
+        acknowledge: bool = False,
     ) -> DataLoader2[Any]:
         """Return a loader that resumes from a state, or from a list of the states of all ranks.
 
         Without a ``datapipe`` the graph in the state is unpickled, which may run any code:
         only do that with a state from a source you trust.
         """
-        loader: DataLoader2[Any] = cls(datapipe, None, reading_service)
+        loader: DataLoader2[Any] = cls(
+            datapipe, None, reading_service, **_acknowledging(acknowledge)
+        )
         loader.load_state_dict(state)
         return loader
 
@@ -179,6 +188,7 @@ class DataLoader2(Generic[T_co]):
         distributed: Any = ...,
         uneven: Uneven = ...,
         on_worker_death: Literal["raise", "restart"] = ...,
+        acknowledge: bool = ...,
     ) -> DataLoader2[U]: ...
 
     # What torch's default_collate makes of items has no type that can be told from theirs.
@@ -208,6 +218,7 @@ class DataLoader2(Generic[T_co]):
         distributed: Any = ...,
         uneven: Uneven = ...,
         on_worker_death: Literal["raise", "restart"] = ...,
+        acknowledge: bool = ...,
     ) -> DataLoader2[Any]: ...
 
     @classmethod
@@ -235,6 +246,7 @@ class DataLoader2(Generic[T_co]):
         distributed: Any = False,
         uneven: Uneven = "drop",
         on_worker_death: Literal["raise", "restart"] = "raise",
+        acknowledge: bool = False,
     ) -> DataLoader2[Any]:
         """Return a loader of a data set, made as torch's ``DataLoader`` is made.
 
@@ -249,6 +261,7 @@ class DataLoader2(Generic[T_co]):
         ``group`` of a DistributedReadingService, as ``mesh["dp"]``. A DistributedSampler is taken
         for that: its shares are those of its rank, of whole batches, and of the loader's seed.
         ``uneven`` says, as there, what happens to batches that not all ranks have.
+        ``acknowledge`` is that of the loader.
         """
         recipe = DataSetSettings(
             dataset=dataset,
@@ -272,7 +285,9 @@ class DataLoader2(Generic[T_co]):
             uneven=uneven,
             on_worker_death=on_worker_death,
         ).without_ranks_sampler()
-        loader: DataLoader2[Any] = cls(recipe.graph(), None, recipe.service())
+        loader: DataLoader2[Any] = cls(
+            recipe.graph(), None, recipe.service(), **_acknowledging(acknowledge)
+        )
         loader._state_has_graph = False
         if (first := recipe.first_seed()) is not None:
             loader.seed(first)
@@ -375,14 +390,47 @@ class DataLoader2(Generic[T_co]):
         self._buffer.resume()
         self._engine.lifecycle.resume()
 
+    def ack(self, count: int = 1) -> None:
+        """Acknowledge the ``count`` oldest items that were yielded and not acknowledged.
+
+        From then on a state counts them, so they do not come again after a resume; before that
+        they do. Only the state is lasting: what was acknowledged after it comes again too. This
+        needs a loader that was made with ``acknowledge=True``. It may be called from any thread,
+        and after the end of an epoch until the next one begins. A ValueError says how many items
+        there are to acknowledge, if those are fewer than ``count``.
+
+        >>> from asyncloader.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(5))
+        >>> with DataLoader2(pipe, acknowledge=True) as loader:
+        ...     items = iter(loader)
+        ...     print([next(items) for _ in range(4)])
+        ...     loader.ack(2)
+        ...     state = loader.state_dict()
+        [0, 1, 2, 3]
+        >>> with DataLoader2.from_state(state, datapipe=pipe) as loader:
+        ...     list(loader)
+        [2, 3, 4]
+        """
+        self._engine.ack(count)
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many items were yielded and not acknowledged; 0 without ``acknowledge=True``.
+
+        The next epoch begins only when there is none.
+        """
+        return self._engine.unacknowledged
+
     def state_dict(self, *, include_datapipe: bool | None = None) -> dict[str, Any]:
         """Return the loader's place as plain data, at any moment and without waiting.
 
         A loader that loads it yields exactly the items that this loader would have yielded
         next, if the functions of the graph repeat: called again with the same item, they have
         to give the same result. Where one that does not decides how many items there are (in
-        ``filter`` or ``flatmap``, say), items are lost or come twice; do that in your loop,
-        behind the loader. Only items that were yielded count, not those that were prefetched.
+        ``filter`` or ``flatmap``, say), items are lost or come twice: say so by
+        ``repeatable=False``, or do that in your loop, behind the loader. Only items that were
+        yielded count, not those that were prefetched; with ``acknowledge=True`` only those that
+        were acknowledged.
         Without ``include_datapipe`` the graph is left out, and the state is small and can be
         JSON. That is the default for a loader of ``from_dataset``, whose graph holds the data
         set.
@@ -524,6 +572,8 @@ class DataLoader2(Generic[T_co]):
         return outline
 
     def _use_graph(self, datapipe: Any) -> None:
+        if self._acknowledges:
+            check_graph(datapipe, Purpose.ACKNOWLEDGE)
         self.datapipe = datapipe
         # The user's own pipes stay as they are.
         self._graph = graph = Graph(copy_graph(datapipe))
@@ -546,6 +596,8 @@ class DataLoader2(Generic[T_co]):
 
     def _next_buffer(self) -> ItemBuffer:
         self._check_has_graph()
+        # Here, so that the present iterator is not invalidated.
+        self._engine.check_acknowledged()
         if is_asked_for():
             from asyncloader.loader.page.watch import PAGES
 
@@ -583,6 +635,11 @@ class DataLoader2(Generic[T_co]):
 
     def _former_iterator(self) -> DataLoader2Iterator[T_co] | None:
         return None if self._live_iterator is None else self._live_iterator()
+
+
+def _acknowledging(acknowledge: bool) -> dict[str, bool]:
+    """Return the argument of a constructor; none where a subclass may not know it."""
+    return {"acknowledge": True} if acknowledge else {}
 
 
 def iter_pipe(datapipe: Any) -> Any:

@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from asyncloader.datapipes.recording import NumberingPass
+from asyncloader.datapipes.running.cursor_history import newest
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.traits import reads_ahead, waits
 from asyncloader.datapipes.running.watch.watching import NOT_WATCHED
@@ -48,12 +49,12 @@ CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
 class Engine:
     """Begins and ends the epochs of one loader."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, first: ItemBuffer) -> None:
         self.lifecycle = lifecycle
         self._seeds = EpochSeeds()
         # The present or the last epoch: where it began, what was taken of it, and how it runs.
         self._start: EpochStart | None = None
-        self._buffer = ItemBuffer()
+        self._buffer = first
         self._epoch: Epoch | None = None
         #: Measures the time of that epoch.
         self.watching = NOT_WATCHED
@@ -61,8 +62,11 @@ class Engine:
         self.earlier = (0.0, 0.0)
         self._tuner: Tuner | None = None
         self._changed_at: float | None = None
-        # Where that epoch was when it was closed.
-        self._left_at: Cursors = {}
+        # Where the items of that epoch that are not acknowledged begin, if those came before its
+        # settings changed.
+        self._kept: EpochStart | None = None
+        # Where that epoch was when it was closed: after so many items, oldest first.
+        self._left_at: list[tuple[int, Cursors]] = []
         self._thread: LoopThread | None = None
         # Held to decide who closes the private loop: a start that failed, or a close.
         self._closing_thread = threading.Lock()
@@ -98,6 +102,8 @@ class Engine:
 
     def forget_parent(self) -> None:
         """In a forked child: refuse to use what the parent started, and leave it alone."""
+        # A thread of the parent may hold it.
+        self._buffer.lock = threading.RLock()
         if self._is_begun():
             self._leave_all(
                 ForkedError(
@@ -126,23 +132,58 @@ class Engine:
 
     def place(self, buffer: ItemBuffer) -> tuple[EpochSeeds, EpochStart | None]:
         """Return where a loader would resume from here; the latest iterator has ``buffer``."""
-        start = self._start
-        is_over = self._buffer.was_read() if buffer is not self._buffer else self._buffer.is_over()
-        if start is None or is_over:
-            return self._seeds, None
-        passed, recorded = self._buffer.passed - start.before, self.lifecycle.recorded(start)
-        if not passed and (recorded is None or not start.position):
-            return self._seeds, start
+        # The cursors that are needed here are kept only until more is acknowledged.
+        with self._buffer.lock:
+            is_left = buffer is not self._buffer
+            is_over = self._buffer.was_read() if is_left else self._buffer.is_over()
+            if self._start is None or (is_over and not self._buffer.unacknowledged):
+                return self._seeds, None
+            return self._seeds, self._place_after(self._buffer.settled, self._start)
+
+    def _place_after(self, count: int, start: EpochStart) -> EpochStart:
+        """Return where a loader would resume after ``count`` items of the present iterator.
+
+        ``start`` is where the present run of its epoch began.
+        """
+        recorded = self.lifecycle.recorded(start)
+        if count == start.before and (recorded is None or not start.position):
+            return start
         if recorded is not None:
-            cursors = recorded.place()
-        else:
-            cursors = self._left_at if self._epoch is None else self._epoch.cursors(passed)
-        position = start.position + passed
+            return self._moved(start, count, recorded.place())
+        if self._kept is not None and count < start.before:
+            return self._moved(self._kept, count, self._kept.cursors)
+        return self._moved(start, count, self._cursors(count - start.before))
+
+    def _moved(self, start: EpochStart, count: int, cursors: Cursors) -> EpochStart:
+        position = start.position + count - start.before
         adopted = self.lifecycle.adopted_seed
         seed = start.seed if adopted is None else adopted
         padding = self._padding(position)
-        place = replace(start, seed=seed, position=position, cursors=cursors, padding=padding)
-        return self._seeds, place
+        return replace(start, seed=seed, position=position, cursors=cursors, padding=padding)
+
+    def _cursors(self, passed: int) -> Cursors:
+        """Return the cursors after so many items of the present run, or somewhat earlier."""
+        if self._epoch is not None:
+            return self._epoch.cursors(passed)
+        return self._left_at[newest(self._left_at, passed)][1]
+
+    def ack(self, count: int) -> None:
+        """Acknowledge the oldest items that were not; from any thread."""
+        self._buffer.ack(count)
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many items were yielded and not acknowledged."""
+        return self._buffer.unacknowledged
+
+    def check_acknowledged(self) -> None:
+        """Raise RuntimeError if the next epoch would lose items that are not acknowledged."""
+        if count := self._buffer.unacknowledged:
+            raise RuntimeError(
+                f"the next epoch cannot begin while {count} items of this one are not acknowledged:"
+                f" call loader.ack({count}) when you are done with them, or use cycle() in the"
+                " graph for endless data"
+            )
 
     def position(self, buffer: ItemBuffer) -> int | None:
         """Return how many items of its epoch were yielded, if ``buffer`` is of the present one."""
@@ -181,7 +222,7 @@ class Engine:
 
     def _record(self, start: EpochStart, buffer: ItemBuffer) -> None:
         """Let the record of the next run know which items need not come again."""
-        self.lifecycle.settled_items = lambda: buffer.passed - start.before
+        self.lifecycle.settled_items = lambda: buffer.settled - start.before
 
     def _begun_async(self, start: EpochStart, buffer: ItemBuffer) -> AsyncEpoch:
         self._record(start, buffer)
@@ -198,7 +239,9 @@ class Engine:
     def change_settings(self) -> None:
         """Let the rest of the present epoch run with what the service wants; from any thread."""
         adjustable, epoch = self.lifecycle.adjustable(), self._epoch
-        if adjustable is not None and epoch is not None:
+        # A record begins anew with the rest, and knows no items that wait for an ack.
+        is_kept = self._buffer.acknowledged is not None and self._recorded() is not None
+        if adjustable is not None and epoch is not None and not is_kept:
             adjustable.drain()
             epoch.change_settings()
 
@@ -214,13 +257,16 @@ class Engine:
 
     def _rest(self, buffer: ItemBuffer) -> EpochStart:
         """Return where the rest of the present epoch begins."""
-        _, start = self.place(buffer)
-        assert start is not None
         waited, away = self.watching.main.times()
         self.earlier = self.earlier[0] + waited, self.earlier[1] + away
-        # One assignment: another thread may ask for the place at any moment.
-        self._start = start = replace(start, before=buffer.passed)
-        return start
+        with buffer.lock:
+            present, settled, passed = self._start, buffer.settled, buffer.passed
+            assert present is not None
+            if settled < passed:
+                self._kept = replace(self._place_after(settled, present), before=settled)
+            # One assignment: another thread may ask for the place at any moment.
+            self._start = rest = replace(self._place_after(passed, present), before=passed)
+        return rest
 
     def _begin_tuner(self, buffer: ItemBuffer, loop: asyncio.AbstractEventLoop) -> None:
         changed_at, self._changed_at = self._changed_at, None
@@ -293,12 +339,16 @@ class Engine:
     def _forget(self, epoch: Epoch | None) -> None:
         """Keep of an epoch that has ended only where it was."""
         if epoch is not None:
-            # Nobody resumes an epoch at its end.
-            self._left_at = {}
-            if not self._buffer.is_over() and self._recorded() is None:
-                before = 0 if self._start is None else self._start.before
-                self._left_at = epoch.cursors(self._buffer.passed - before)
-            self._epoch = None
+            with self._buffer.lock:
+                # Nobody resumes an epoch at its end.
+                self._left_at = []
+                is_over = self._buffer.is_over() and not self._buffer.unacknowledged
+                if not is_over and self._recorded() is None:
+                    before = 0 if self._start is None else self._start.before
+                    counts = self._buffer.settled - before, self._buffer.passed - before
+                    ends = sorted({max(count, 0) for count in counts})
+                    self._left_at = [(count, epoch.cursors(count)) for count in ends]
+                self._epoch = None
 
     async def aclose(self) -> None:
         """Close everything; a second call waits for the first."""
@@ -406,6 +456,8 @@ class Engine:
             raise self.refusal.with_traceback(None)
 
     def _next_start(self, buffer: ItemBuffer) -> EpochStart:
+        # Another thread's iterator may have yielded one since the loader was asked for this one.
+        self.check_acknowledged()
         # An epoch of which nothing was taken is not skipped, but begun again.
         was_read = self._buffer.was_read()
         if self._start is None or self._is_reseeded or was_read:
@@ -414,7 +466,7 @@ class Engine:
         self.earlier = (0.0, 0.0)
         if not self.epochs or was_read:
             self.epochs += 1
-        self._buffer = buffer
+        self._buffer, self._kept = buffer, None
         return self._start
 
     def _needs_loop(self) -> bool:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursor_history import CursorHistory, newest, thinned
 from asyncloader.datapipes.running.cursors import Cursors, LastingError, close_items, put_cursor
 from asyncloader.datapipes.running.exchange import GROUP_SECONDS, Exchange, Waiter
 from asyncloader.datapipes.running.in_flight import HandedOver, current_device
@@ -253,11 +253,13 @@ class LoopEpoch(Epoch):
             first = run.first_cursors()
             begun = run.astarted() if is_async_pipe(run.pipe) else None
             if isinstance(begun, FromWorkersPass):
-                self._items = WorkerItems(begun, self._loop, self._consumer)
+                self._items = WorkerItems(begun, self._loop, self._consumer, self._settled)
             else:
                 if begun is not None:
                     self._watching.main.begin_later(self._loop)
-                self._items = GraphItems(run, begun, first, self._home, self._consumer)
+                self._items = GraphItems(
+                    run, begun, first, self._home, self._consumer, self._settled
+                )
             # A thread may have woken the consumer before there was anything to look at.
             self._consumer.wake()
             await self._items.run()
@@ -270,6 +272,10 @@ class LoopEpoch(Epoch):
                         await self._home.aclose()
                 run.tree.close_sources()
                 await self._lifecycle.end_epoch(run.tree)
+
+    def _settled(self) -> int:
+        """Return how many of the items that came since the beginning need not come again."""
+        return self._buffer.settled - self._start.before
 
     def _hand_over(self, run: Run[Any]) -> None:
         """Let the consumer take items in flight, and hand each over in its own thread."""
@@ -393,12 +399,15 @@ class GraphItems:
         first: Cursors,
         home: Home,
         consumer: Waiter,
+        settled: Callable[[], int],
     ) -> None:
         self._begun = begun
         self._loop = home.loop
         # What is handed over runs ahead by itself.
         may_give = None if run.current_device is None else run.has_room
-        self._exchange: Exchange[Any] = Exchange(consumer, run.put_own_cursors, first, may_give)
+        self._exchange: Exchange[Any] = Exchange(
+            consumer, run.put_own_cursors, first, may_give, settled
+        )
         self._giver = home.start_thread(run, self._exchange) if begun is None else None
 
     @property
@@ -427,9 +436,9 @@ class GraphItems:
         self._exchange.drop()
 
     def cursors(self, passed: int) -> Cursors:
-        """Return where the graph was before the items that were handed over last."""
+        """Return where the graph was before the items that were handed over last, or earlier."""
         into: Cursors = {}
-        self._exchange.put_cursors(into)
+        self._exchange.put_cursors(into, passed)
         return into
 
 
@@ -446,9 +455,14 @@ class WorkerItems:
     """
 
     def __init__(
-        self, begun: FromWorkersPass, loop: asyncio.AbstractEventLoop, consumer: Waiter
+        self,
+        begun: FromWorkersPass,
+        loop: asyncio.AbstractEventLoop,
+        consumer: Waiter,
+        settled: Callable[[], int],
     ) -> None:
         self.iterator = begun
+        self._settled = settled
         self._loop = loop
         self._consumer = consumer
         # Whether the consumer's task is on this loop, and takes what is there itself.
@@ -469,7 +483,8 @@ class WorkerItems:
         self._timer = WaitTimer(loop, _LATE_SECONDS)
         self._stream = begun.begin(consumer.wake if self._is_here else self._on_news)
         # Where the workers were after the latest three groups, and how many items had come. Of
-        # the latest two some items may not have passed the consumer.
+        # the latest two some items may not have passed the consumer. Where the items that need not
+        # come again are fewer, there are older ones.
         self._stands: list[tuple[int, Stand]] = [(0, begun.stand())]
         # The cursors of the stand that was asked for last: a state may be taken at every step.
         self._latest: tuple[Stand | None, Cursors] = None, {}
@@ -527,7 +542,8 @@ class WorkerItems:
 
     def cursors(self, passed: int) -> Cursors:
         """Return where the workers were after at most so many items."""
-        stand = next(stand for count, stand in reversed(self._stands) if count <= passed)
+        stands = self._stands
+        _, stand = stands[newest(stands, passed)]
         asked_for, cursors = self._latest
         if asked_for is not stand:
             cursors = {}
@@ -567,8 +583,9 @@ class WorkerItems:
     def _let_come(self, items: list[Any]) -> None:
         self._given += len(items)
         stand = self.iterator.stand()
+        first = min(max(len(self._stands) - 2, 0), newest(self._stands, self._settled()))
         # One assignment: the consumer's thread sees the old list or the new one.
-        self._stands = [*self._stands[-2:], (self._given, stand)]
+        self._stands = [*thinned(self._stands[first:]), (self._given, stand)]
         if stand.dealing is not None:
             self._stands[0][1].forget_dealing_before()
         self._is_held = not self._is_here and self._stream.has_to_be_asked()
@@ -618,7 +635,10 @@ class DirectEpoch(Epoch):
         self._run = run
         self._tree = run.tree
         self._history = CursorHistory(
-            self._put_cursors, lambda: self._made - 1, first=run.first_cursors()
+            self._put_cursors,
+            # The item that is made now is none of them.
+            lambda: buffer.settled - start.before,
+            first=run.first_cursors(),
         )
         self._iterator: Iterator[Any] = run.started()
 

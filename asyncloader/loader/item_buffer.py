@@ -37,18 +37,19 @@ class ItemBuffer:
         "_is_paused",
         "_is_shut",
         "_limit",
-        "_lock",
         "_pause_lasts",
+        "acknowledged",
         "arrived",
         "closes_at",
         "has_failed",
         "incoming",
         "is_ended",
+        "lock",
         "reader",
         "ready",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, acknowledges: bool = False) -> None:
         #: The items that may be taken.
         self.ready: Iterator[Any] = iter(())
         #: Makes ``ready`` of a group of items; HandedOver where those are in flight.
@@ -57,6 +58,8 @@ class ItemBuffer:
         self.incoming: list[Any] = []
         #: How many items came so far.
         self.arrived = 0
+        #: How many of the items that passed were acknowledged; None where nobody acknowledges.
+        self.acknowledged: int | None = 0 if acknowledges else None
         #: The buffer is closed when so many items have passed.
         self.closes_at = _NO_LIMIT
         self._held_back: list[Any] = []
@@ -64,12 +67,13 @@ class ItemBuffer:
         self._is_paused = self._pause_lasts = self._is_shut = False
         self.is_ended = False
         self.has_failed = False
-        # A signal handler may pause the very thread that holds the lock.
-        self._lock = threading.RLock()
+        #: While a thread holds this, no other lets items in or acknowledges any. A signal handler
+        #: may pause the very thread that holds it.
+        self.lock = threading.RLock()
 
     def renewed(self) -> ItemBuffer:
         """Return the buffer of the next iterator, with the same limit."""
-        buffer = ItemBuffer()
+        buffer = ItemBuffer(acknowledges=self.acknowledged is not None)
         buffer._limit = self._limit
         buffer._is_paused = buffer._pause_lasts = self._pause_lasts
         if buffer._is_paused or buffer._limit != _NO_LIMIT:
@@ -81,6 +85,39 @@ class ItemBuffer:
         """How many items have passed."""
         return self.arrived - length_hint(self.ready) - len(self._held_back)
 
+    @property
+    def settled(self) -> int:
+        """How many items need not come again after a resume.
+
+        Those are the items that passed or, where the consumer acknowledges, were acknowledged.
+        """
+        return self.passed if self.acknowledged is None else self.acknowledged
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many items passed and have to be acknowledged still."""
+        if self.acknowledged is None:
+            return 0
+        with self.lock:
+            return self.passed - self.acknowledged
+
+    def ack(self, count: int) -> None:
+        """Acknowledge the ``count`` oldest of the items that passed; from any thread."""
+        if self.acknowledged is None:
+            raise RuntimeError(
+                "ack() needs a loader that counts what is acknowledged: make it with"
+                " DataLoader2(..., acknowledge=True)"
+            )
+        count = checked_count("count", count, at_least=1)
+        with self.lock:
+            left = self.passed - self.acknowledged
+            if count > left:
+                raise ValueError(
+                    f"ack({count}) asks for more items than wait for it: {left} were delivered and"
+                    " not acknowledged"
+                )
+            self.acknowledged += count
+
     def is_closed(self) -> bool:
         """Whether nothing may pass until ``resume`` or another limit."""
         return self.passed >= self.closes_at
@@ -89,7 +126,7 @@ class ItemBuffer:
         """Whether more items are needed: more may pass, and none is ready."""
         if self.closes_at == _NO_LIMIT and not self._held_back:
             return not length_hint(self.ready)
-        with self._lock:
+        with self.lock:
             self._settle()
             return not self.is_closed() and not length_hint(self.ready)
 
@@ -98,7 +135,7 @@ class ItemBuffer:
 
         One item may pass in any case: it was on its way when the buffer was closed.
         """
-        with self._lock:
+        with self.lock:
             if self.closes_at == _NO_LIMIT and not self._held_back and not length_hint(self.ready):
                 arrived, ready = self.arrived + len(self.incoming), self.reader(self.incoming)
                 self.arrived, self.ready, self.incoming = arrived, ready, []
@@ -149,7 +186,7 @@ class ItemBuffer:
         self._open_for(0 if self._is_paused else self._limit)
 
     def _open_for(self, count: int) -> None:
-        with self._lock:
+        with self.lock:
             count = 0 if self._is_shut else count
             self.closes_at = _NO_LIMIT if count == _NO_LIMIT else self.passed + count
             self._settle()

@@ -262,7 +262,9 @@ def test_another_argument_is_pythons_own_error():
     with pytest.raises(TypeError, match="unexpected keyword argument 'reading_servce'"):
         DataLoader2(IterableWrapper(range(3)), **wrong)
     parameters = inspect.signature(DataLoader2).parameters
-    assert list(parameters) == ["datapipe", "datapipe_adapter_fn", "reading_service", "seed"]
+    assert list(parameters) == [
+        *("datapipe", "datapipe_adapter_fn", "reading_service", "seed", "acknowledge")
+    ]
 
 
 def test_the_class_of_a_pipe_is_told_from_a_pipe():

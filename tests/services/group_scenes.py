@@ -170,14 +170,14 @@ async def padded_epochs_by_async_for(workers: int) -> Any:
         return [[[batch.item(), loader.is_padding] async for batch in loader] for _ in range(2)]
 
 
-def unequal(workers: int, most: int = 7) -> DataLoader2[Any]:
+def unequal(workers: int, most: int = 7, **settings: Any) -> DataLoader2[Any]:
     """Return a loader of two items on two ranks of the mesh, and of more on the others."""
     count = (2, most)[dist.get_rank() // 2]
     graph = IterableWrapper(range(count)).shuffle().map(wrapped)
     graph = graph.sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)
     among_ranks = DistributedReadingService(group=group_of("mesh"), uneven="pad")
     service = SequentialReadingService(among_ranks, MultiProcessingReadingService(workers))
-    return DataLoader2(graph, reading_service=service, seed=3)
+    return DataLoader2(graph, reading_service=service, seed=3, **settings)
 
 
 def wrapped(number: int) -> dict[str, int]:
@@ -208,6 +208,23 @@ def padded_resumed_at_every_step(workers: int) -> Any:
         if again != whole[step:] or at_next:
             return step, again, whole[step:]
     return whole
+
+
+@scene
+def padded_and_acknowledged() -> Any:
+    """Resume after each number of acknowledged items, where all of an epoch were delivered."""
+    states = []
+    with unequal(0, acknowledge=True) as loader:
+        whole = [[batch.pop("number"), loader.is_padding] for batch in loader]
+        for _ in whole:
+            states.append(loader.state_dict(include_datapipe=False))
+            loader.ack()
+    rests = []
+    for state in states:
+        with unequal(0) as loader:
+            loader.load_state_dict(state)
+            rests.append([[batch.pop("number"), loader.is_padding] for batch in loader])
+    return whole, rests
 
 
 @scene

@@ -47,11 +47,13 @@ def on_this_rank(*counts: int) -> Any:
     return IterableWrapper(range(counts[rank()])).sharding_filter(3)
 
 
-def loader_of(graph: Any, workers: int = 0, timeout: float = TIMEOUT) -> DataLoader2[Any]:
+def loader_of(
+    graph: Any, workers: int = 0, timeout: float = TIMEOUT, **settings: Any
+) -> DataLoader2[Any]:
     service: ReadingServiceInterface = DistributedReadingService(timeout)
     if workers:
         service = SequentialReadingService(service, MultiProcessingReadingService(workers))
-    return DataLoader2(graph, reading_service=service)
+    return DataLoader2(graph, reading_service=service, **settings)
 
 
 def double(item: int) -> int:
@@ -260,6 +262,24 @@ async def recorded_and_resumed(workers: int) -> Any:
         loader.load_state_dict(state)
         rest, error = await collected(loader)
     return begun, rest, error, state
+
+
+@scene
+async def resumed_after_what_was_acknowledged(workers: int, count: int) -> Any:
+    """Return five items, and what comes after a state of which none was acknowledged, or some."""
+    graph, states = shuffled().map(double).fullsync(TIMEOUT), []
+    async with loader_of(graph, workers, acknowledge=True) as loader:
+        loader.seed(5)
+        begun = await taken(loader, 5)
+        states.append(loader.state_dict(include_datapipe=False))
+        loader.ack(count)
+        states.append(loader.state_dict(include_datapipe=False))
+    found = []
+    for state in states:
+        async with loader_of(graph, workers) as loader:
+            loader.load_state_dict(state)
+            found.append((await collected(loader))[0])
+    return begun, *found
 
 
 @scene

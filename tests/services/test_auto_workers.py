@@ -158,6 +158,83 @@ def test_pauses_and_limits_hold_while_the_number_changes():
         assert seen + list(iterator) == items[:]
 
 
+def acknowledged_states(name: str, ahead: int) -> dict[int, Any]:
+    """States as JSON while the number changes, by how many items were acknowledged before each."""
+    states, draw = {}, random.Random(name)
+    service = untuned(main_prefetch_cnt=ahead)
+    with DataLoader2(
+        FITTING[name](), reading_service=service, seed=SEED, acknowledge=True
+    ) as loader:
+        numbers = list(NUMBERS)
+        for count, _ in enumerate(loader, 1):
+            if numbers and count % 3 == 0:
+                change(loader, numbers.pop(0))
+            # It is far behind, so that it lies before one change or before several.
+            if draw.random() < 0.2:
+                loader.ack(draw.randint(1, loader.unacknowledged))
+            states[count - loader.unacknowledged] = json.dumps(
+                loader.state_dict(include_datapipe=False)
+            )
+        loader.ack(loader.unacknowledged - 1)
+        states[count - 1] = json.dumps(loader.state_dict(include_datapipe=False))
+    return states
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("ahead", [0, 10])
+@pytest.mark.parametrize("name", FITTING)
+def test_items_not_acknowledged_before_the_number_changes_come_again(name, ahead):
+    make = FITTING[name]
+    first, second = expected(make)
+    states = acknowledged_states(name, ahead)
+    assert len(states) >= 4
+    for step, (count, state) in enumerate(states.items()):
+        services = auto(), MultiProcessingReadingService(step % 3)
+        loader = DataLoader2(make(), reading_service=services[step % 2])
+        loader.load_state_dict(json.loads(state))
+        with loader:
+            assert list(loader) == first[count:]
+            assert list(loader) == second
+
+
+def test_where_work_is_recorded_a_loader_that_acknowledges_changes_between_epochs_only():
+    pipe = it.IterableWrapper(range(60)).sharding_filter().map(sleepy)
+    pipe = pipe.map(double, repeatable=False)
+    with DataLoader2(pipe, reading_service=untuned(), acknowledge=True) as loader:
+        loader.reading_service.resume_with(1)
+        items = iter(loader)
+        seen = [next(items) for _ in range(20)]
+        loader.ack(5)
+        change(loader, 2)
+        assert seen + list(items) == [2 * number for number in range(60)]
+        assert loader.num_workers == 1
+        loader.ack(55)
+        assert len(list(loader)) == 60
+        assert loader.num_workers == 2
+
+
+def test_items_that_wait_for_an_ack_are_not_made_again_when_the_number_changes():
+    made_here = []
+
+    def noted(number: int) -> bool:
+        made_here.append(number)
+        return sleepy(number) >= 0
+
+    pipe = it.IterableWrapper(range(200)).filter(noted).sharding_filter()
+    with DataLoader2(
+        pipe, reading_service=untuned(main_prefetch_cnt=0), acknowledge=True
+    ) as loader:
+        loader.reading_service.resume_with(1)
+        items = iter(loader)
+        for _ in range(150):
+            next(items)
+        change(loader, 0)
+        assert list(items)[-1] == 199
+        assert loader.num_workers == 0
+        assert loader.unacknowledged == 200
+    assert min(made_here) > 0
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_dies_while_the_number_changes_loses_nothing(victim):
     make = FITTING["maps"]

@@ -190,6 +190,17 @@ def test_each_rank_goes_on_with_what_it_has_not_settled_of_its_own_share(play, w
         loader.load_state_dict([state for *_, state in found])
 
 
+@pytest.mark.parametrize(("workers", "count"), [(0, 3), (1, 2)])
+def test_ranks_go_on_together_after_what_was_acknowledged(play, workers, count):
+    found = play("resumed_after_what_was_acknowledged", workers, count)
+    size = len(found)
+    for rank, (begun, all_again, rest) in enumerate(found):
+        first = [2 * item for item in in_process(5)[0][rank::size]]
+        assert begun == first[:5]
+        assert all_again == first
+        assert rest == first[count:]
+
+
 def test_ranks_that_go_on_from_different_moments_say_so(play):
     for (later, other_epoch, not_restored), (rest, error) in play("resumed_from_several_moments"):
         assert later[0] == other_epoch[0] == not_restored[0] == []

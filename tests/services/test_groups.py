@@ -135,6 +135,12 @@ def test_padded_shares_resume_at_every_step_with_their_marks(company, workers):
             assert {number for number, is_padding in epoch if is_padding} <= {epoch[own - 1][0]}
 
 
+def test_padded_shares_resume_after_what_was_acknowledged(company):
+    for rank, (whole, rests) in enumerate(company.play("padded_and_acknowledged", 4)):
+        assert sum(is_padding for _, is_padding in whole) == (5, 0)[rank // 2]
+        assert rests == [whole[step:] for step in range(7)]
+
+
 def test_a_share_that_is_empty_cannot_be_padded(company):
     for one, none in company.play("padded_and_empty", 4):
         assert one.startswith("RankError: ranks 2 and 3 had no item at all")

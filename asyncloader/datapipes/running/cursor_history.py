@@ -8,7 +8,7 @@ source have come, and ``Pace`` how often cursors may be collected.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, compress, islice, repeat
 from operator import itemgetter, length_hint
 from time import perf_counter, thread_time
@@ -168,15 +168,15 @@ class CursorHistory:
         cursors: Cursors = {}
         self._put(cursors)
         needed = self._needed()
-        newest = _newest(self._entries, count if needed is None else needed)
+        first = newest(self._entries, count if needed is None else needed)
         # One assignment: a thread that reads meanwhile sees the old list or the new one.
-        self._entries = [*thinned(self._entries[newest:]), (count, cursors)]
+        self._entries = [*thinned(self._entries[first:]), (count, cursors)]
         self._pace.made(begun)
 
     def at(self, count: int) -> Cursors:
         """Return the newest cursors from after at most ``count`` items."""
         entries = self._entries
-        return entries[_newest(entries, count)][1]
+        return entries[newest(entries, count)][1]
 
 
 def thinned(entries: list[T]) -> list[T]:
@@ -187,5 +187,10 @@ def thinned(entries: list[T]) -> list[T]:
     return entries[::2] if len(entries) > _MOST_ENTRIES else entries
 
 
-def _newest(entries: list[tuple[int, Cursors]], count: int) -> int:
+def newest(entries: Sequence[tuple[int, Any]], count: int) -> int:
+    """Return the index of the newest entry from after at most ``count`` items, or of the oldest.
+
+    >>> newest([(0, "a"), (4, "b"), (9, "c")], 8)
+    1
+    """
     return max(0, bisect_right(entries, count, key=itemgetter(0)) - 1)

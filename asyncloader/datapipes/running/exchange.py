@@ -8,6 +8,7 @@ are handed over in groups, and an exchange holds the current group.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
@@ -41,6 +42,10 @@ class Nobody:
         """Do nothing."""
 
 
+def _all() -> int:
+    return sys.maxsize
+
+
 class Exchange(Generic[T]):
     """At most one group of items, on its way from a giver to a taker.
 
@@ -49,7 +54,8 @@ class Exchange(Generic[T]):
     operation on a list.
 
     ``put`` adds the cursors of the giver's pipe, which began with ``first``. With ``may_give``
-    that says whether there is room, and not the number of items.
+    that says whether there is room, and not the number of items. ``settled`` says how many items
+    need not come again, where that may be fewer than were taken.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Exchange(Generic[T]):
         put: Callable[[Cursors], None],
         first: Cursors,
         may_give: Callable[[], bool] | None = None,
+        settled: Callable[[], int] = _all,
     ) -> None:
         self.giver: Waiter = Nobody()
         self.taker = taker
@@ -66,7 +73,7 @@ class Exchange(Generic[T]):
         self._taken = 0
         # How many items were taken before the latest group; all of those were yielded.
         self._taken_before = 0
-        self._history = CursorHistory(put, lambda: self._taken_before, first=first)
+        self._history = CursorHistory(put, lambda: min(self._taken_before, settled()), first=first)
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False
@@ -151,6 +158,9 @@ class Exchange(Generic[T]):
             raise self._error.again()
         return []
 
-    def put_cursors(self, into: Cursors) -> None:
-        """Add cursors of the giver's pipe that are not later than the taker's position."""
-        into.update(self._history.at(self._taken_before))
+    def put_cursors(self, into: Cursors, passed: int = sys.maxsize) -> None:
+        """Add cursors of the giver's pipe that are not later than the taker's position.
+
+        They are not from after more than ``passed`` items either.
+        """
+        into.update(self._history.at(min(self._taken_before, passed)))
