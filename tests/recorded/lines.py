@@ -177,6 +177,9 @@ class Line:
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
         self._in_workers = self._draw.random() < 0.1
+        self._acknowledges = self._draw.random() < 0.5
+        #: What was delivered in this run and is not acknowledged, with its numbers.
+        self._waiting: list[tuple[list[int], tuple[int, ...]]] = []
 
     def graph(self, chance: Chance) -> Any:
         """Return the graph, the same each time."""
@@ -209,7 +212,14 @@ class Line:
     def _run(self) -> bool:
         """Run until some item, and maybe on without a later state; whether the end was seen."""
         chance = Chance(self._draw.randrange(2**32))
-        loader = DataLoader2(self.graph(chance), None, self._service(), seed=self.seed)
+        self._waiting.clear()
+        loader: DataLoader2[Any] = DataLoader2(
+            self.graph(chance),
+            None,
+            self._service(),
+            seed=self.seed,
+            acknowledge=self._acknowledges,
+        )
         settled: set[int] = set()
         if self.state is not None:
             loader.load_state_dict(self.state)
@@ -237,7 +247,7 @@ class Line:
                 is_over = not all(taken(next(items, None)) for _ in range(steps))
             except Unlucky:
                 has_failed = True
-            self._save(loader, is_over)
+            is_over = self._save(loader, is_over)
             with contextlib.suppress(Unlucky):
                 for _ in range(0 if is_over or has_failed else more):
                     next(items, None)
@@ -255,7 +265,7 @@ class Line:
                         break
             except Unlucky:
                 has_failed = True
-            self._save(loader, is_over)
+            is_over = self._save(loader, is_over)
             with contextlib.suppress(Unlucky):
                 for _ in range(0 if is_over or has_failed else more):
                     await anext(items, None)
@@ -276,15 +286,35 @@ class Line:
     def _taken(self, loader: Any) -> Callable[[Any], bool]:
         def taken(item: Any) -> bool:
             if item is not None:
-                self.delivered.append((numbers_in(item), loader.numbers))
+                self._waiting.append((numbers_in(item), loader.numbers))
+                if self._acknowledges and self._draw.random() < 0.3:
+                    self._acknowledge(loader, 1)
             return item is not None
 
         return taken
 
-    def _save(self, loader: Any, is_over: bool) -> None:
+    def _acknowledge(self, loader: Any, count: int) -> None:
+        if count:
+            loader.ack(count)
+        self.delivered += self._waiting[:count]
+        del self._waiting[:count]
+
+    def _save(self, loader: Any, is_over: bool) -> bool:
+        """Take a state; whether there is nothing to resume."""
+        waiting = len(self._waiting)
+        if self._acknowledges:
+            # Some day all are.
+            few = self._draw.randint(0, waiting) if self.runs < 8 else waiting
+            self._acknowledge(loader, few)
+            assert loader.unacknowledged == len(self._waiting)
+        else:
+            self.delivered += self._waiting
+            self._waiting.clear()
         self.left_out = Counter(loader.stats().left_out)
-        if not is_over:
-            self.state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+        if is_over and not self._waiting:
+            return True
+        self.state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+        return False
 
     def wrong(self) -> Iterator[str]:
         """Say what is not as promised."""
