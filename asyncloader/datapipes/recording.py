@@ -321,12 +321,18 @@ class NumberingPass(StagePass):
         if number in self._known:
             self._known.discard(number)
             return NOTHING
-        if not number % _LOOK_EVERY and number - self.ledger.frontier() > MOST_AHEAD:
-            raise LoaderError(
-                f"item {self.ledger.frontier()} was read by {self.pipe.reader}, and"
-                f" {MOST_AHEAD} items after it, but nothing came of it; see what holds it"
-            )
+        if not number % _LOOK_EVERY:
+            self._check_ahead(number)
         return NumberedItem(number, item, self.ledger)
+
+    def _check_ahead(self, number: int) -> None:
+        frontier = self.ledger.frontier()
+        if number - frontier > MOST_AHEAD - _LOOK_EVERY:
+            raise LoaderError(
+                f"{self.pipe.reader} has read item {frontier} and {number - frontier} items after"
+                " it, but nothing came of that item yet, and all of them would have to be read"
+                " again to resume; see what holds it, such as a group that is never full"
+            )
 
     def needs(self) -> int:
         return self.ledger.frontier()

@@ -17,6 +17,7 @@ from asyncloader import (
     InProcessReadingService,
     MultiProcessingReadingService,
 )
+from asyncloader.datapipes import recording
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.errors import LoaderError, SnapshotError
@@ -237,6 +238,14 @@ def test_memory_and_states_stay_small_over_a_long_epoch():
             if count == 50_000:
                 break
     assert max(lengths) < 10_000
+
+
+def test_an_item_of_which_nothing_comes_is_named_before_a_state_would_be_too_large(monkeypatch):
+    monkeypatch.setattr(recording, "MOST_AHEAD", 1000)
+    graph = begun(5000).groupby(lambda item: item == 70, group_size=5)
+    with DataLoader2(graph) as loader, pytest.raises(LoaderError) as caught:
+        list(loader)
+    assert "has read item 70 and 9" in str(caught.value)
 
 
 SCRIPT = """
