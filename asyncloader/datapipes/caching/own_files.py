@@ -146,8 +146,7 @@ def _open_others_lock(path: str) -> int:
 class _LockWait:
     """A thread's wait for a lock, which its caller may give up before it is over."""
 
-    def __init__(self, path: str, fd: int, waiter: ThreadWaiter) -> None:
-        self._path = path
+    def __init__(self, fd: int, waiter: ThreadWaiter) -> None:
         self._fd = fd
         self._waiter = waiter
         self._deciding = threading.Lock()
@@ -163,14 +162,14 @@ class _LockWait:
         with self._deciding:
             self.is_over = True
             if self._is_given_up:
-                _give_up(self._path, self._fd)
+                _leave(self._fd)
         self._waiter.wake()
 
     def give_up(self) -> None:
         with self._deciding:
             self._is_given_up = True
             if self.is_over:
-                _give_up(self._path, self._fd)
+                _leave(self._fd)
 
 
 def _lock_now(fd: int) -> bool:
@@ -189,7 +188,7 @@ def _lock_later(path: str, fd: int, seconds: float) -> bool:
     # Nothing ends a wait for a lock before its time. So a thread waits, which may stay
     # behind until the holder is done, and this one can be stopped.
     waiter = present_waiter()
-    wait = _LockWait(path, fd, waiter)
+    wait = _LockWait(fd, waiter)
     thread = threading.Thread(target=wait.run, name=f"asyncloader waits for {path}", daemon=True)
     try:
         start_thread(thread)
@@ -222,6 +221,13 @@ def _give_up(path: str, fd: int) -> None:
     if _is_at(path, fd):
         with contextlib.suppress(OSError):
             os.unlink(path)
+    _leave(fd)
+
+
+def _leave(fd: int) -> None:
+    """Unlock a file, and let others find it: its last holder may have died, as they will see."""
+    if fd not in _OPEN:
+        return
     # Closing would not do where a program that was started has the file open, too.
     unlock_file(fd)
     _close(fd)

@@ -823,6 +823,30 @@ async def test_leaving_a_loader_ends_a_wait_for_a_promise(recorder):
     assert names_in(recorder.folder) == ["0.txt"]
 
 
+def test_whoever_gives_up_leaves_the_traces_of_a_dead_maker_to_the_next(recorder):
+    """So the next one knows that files of a maker that died may be there, and removes them."""
+    told, telling = os.pipe()
+    ending, end = os.pipe()
+    pid = os.fork()
+    if not pid:
+        FileLock.acquire(recorder.path(1), 0)
+        os.write(telling, b"!")
+        os.read(ending, 1)
+        os._exit(9)
+    os.read(told, 1)
+    with pytest.raises(TimeoutError):
+        FileLock.acquire(recorder.path(1), 0.05)
+    os.write(end, b"!")
+    os.waitpid(pid, 0)
+    for thread in threading.enumerate():
+        if "waits for" in thread.name:
+            thread.join(10)
+    with FileLock.acquire(recorder.path(1), 10) as lock:
+        assert lock.after_death
+    for fd in (told, telling, ending, end):
+        os.close(fd)
+
+
 def test_threads_that_race_make_each_entry_once(recorder):
     found: list[list[str]] = []
     threads = [
