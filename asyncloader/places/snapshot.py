@@ -190,12 +190,17 @@ def without_graph(state: dict[str, Any]) -> dict[str, Any]:
 
 def checksum(value: Any) -> str:
     """Return a checksum of a leaf of a state, or of a dict of such."""
-    parts = []
     leaves = sorted(value.items(), key=_name) if isinstance(value, dict) else [("", value)]
-    for name, leaf in leaves:
-        data = leaf if isinstance(leaf, bytes) else ascii(leaf).encode()
-        parts += [f"{name}:{type(leaf).__name__}:{len(data)}:".encode(), data]
-    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+    whole = b"".join(_whole(name, leaf) for name, leaf in leaves)
+    return hashlib.blake2b(whole, digest_size=16).hexdigest()
+
+
+def _whole(name: Any, leaf: Any) -> bytes:
+    """Return a leaf with its name, type and length, as bytes."""
+    if isinstance(leaf, bytes):
+        return f"{name}:{type(leaf).__name__}:{len(leaf)}:".encode() + leaf
+    text = ascii(leaf)
+    return f"{name}:{type(leaf).__name__}:{len(text)}:{text}".encode()
 
 
 def _name(leaf: tuple[Any, Any]) -> str:
