@@ -30,7 +30,7 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.running.run import CountedPass, Run, RunTree
-from asyncloader.datapipes.running.traits import draws
+from asyncloader.datapipes.running.traits import draws, keeps_one_of_several
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import Branch, OutlastingPass
 
@@ -175,7 +175,8 @@ class Cycler(IterDataPipe[T]):
 
     Each round is a new pass over the source. A source that has no items ends a
     cycle that would otherwise never yield and never end; with a count it has as many rounds as
-    are asked for if an order is drawn for each, since a worker's share may be empty in one of them.
+    are asked for where an order is drawn for each and divided among workers, since a worker's
+    share may be empty in one of them.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2]).cycle(2))
@@ -231,7 +232,7 @@ class CyclePass(CountedPass[T]):
 
     def _may_differ(self) -> bool:
         """Whether a later round may have items although one had none, and there will be an end."""
-        return self.pipe.count is not None and self._seeds.are_drawn()
+        return self.pipe.count is not None and self._seeds.differ_by_share()
 
 
 class RoundSeeds:
@@ -260,9 +261,9 @@ class RoundSeeds:
         self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
         self._set_seeds(self._seeds)
 
-    def are_drawn(self) -> bool:
-        """Whether a pipe draws something else in each round."""
-        return any(map(draws, self._pipes))
+    def differ_by_share(self) -> bool:
+        """Whether a round may have other shares than one before: an order is drawn and divided."""
+        return any(map(draws, self._pipes)) and any(map(keeps_one_of_several, self._pipes))
 
     def begin(self) -> None:
         """Begin the first round, or resume the cursor's round."""

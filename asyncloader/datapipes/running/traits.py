@@ -318,6 +318,11 @@ def is_filter_of_shards(pipe: Any) -> bool:
     return can(pipe, "apply_sharding")
 
 
+def keeps_one_of_several(pipe: Any) -> bool:
+    """Whether a pipe is a filter of shards that was told one of several."""
+    return is_filter_of_shards(pipe) and getattr(pipe, "num_of_instances", 1) > 1
+
+
 def takes_turns(pipe: Any) -> bool:
     """Whether a pipe gives every n-th item to the same worker; a user's own pipe may not."""
     return functional_name(pipe) == "sharding_filter"
