@@ -31,7 +31,7 @@ from asyncloader.graph.walk import Graph
 def unrepeatable(graph: Graph) -> Any:
     """Return the pipe with which the recorded section begins, or None if there is none."""
     found = [pipe for pipe in graph.pipes if not is_repeatable(pipe)]
-    # The pipes are in the order from the end, and no pipe comes after one that it reads.
+    # The pipes are in the order from the end. Where they are no chain, the graph is refused.
     return found[-1] if found else None
 
 
@@ -102,23 +102,19 @@ def stage_of(pipe: Any) -> Any:
     return stage
 
 
-def numbering_of(end: Any) -> Numbering | None:
-    """Return the beginning of the recorded section of a graph that is run, if it has one.
+def numbering_of(end: Any) -> Numbering:
+    """Return the beginning of the recorded section of a graph that is run and has one.
 
     LoaderError if a pipe that was added behind it does not yield just one item for each.
     """
-    pipe, added = end, None
+    pipe = end
     while not isinstance(pipe, Settling):
         sources = edges_of(pipe) if is_pipe(pipe) else []
-        if len(sources) != 1:
-            return None
-        if added is None and not _keeps_places(pipe):
-            added = pipe
+        if len(sources) != 1 or not _keeps_places(pipe):
+            raise LoaderError(
+                f"{stage_name(pipe)} was added by a reading service (or a function of one) behind"
+                " work that cannot be repeated, where what becomes of each item is recorded; add it"
+                " to the graph before the loader is made"
+            )
         (pipe,) = sources
-    if added is not None:
-        raise LoaderError(
-            f"{stage_name(added)} was added by a reading service (or a function of one) behind work"
-            " that cannot be repeated, where what becomes of each item is recorded; add it to the"
-            " graph before the loader is made"
-        )
     return pipe.numbering

@@ -103,11 +103,19 @@ def test_live_requests_cannot_be_recorded():
         DataLoader2(Feed().map(same, repeatable=False))
 
 
-def test_a_pipe_that_a_service_adds_behind_a_section_is_refused_if_it_loses_places():
-    service = InProcessReadingService(init_fn=lambda pipe: pipe.batch(2))
+@pytest.mark.parametrize(
+    ("add", "name"),
+    [
+        (lambda pipe: pipe.batch(2), r"batch\(2\)"),
+        (lambda pipe: pipe.zip(IterableWrapper(range(9))), r"zip\(\)"),
+        (lambda pipe: pipe.zip(IterableWrapper(range(9))).map(same), r"zip\(\)"),
+    ],
+)
+def test_a_pipe_that_a_service_adds_behind_a_section_is_refused_if_it_loses_places(add, name):
+    service = InProcessReadingService(init_fn=add)
     with (
         DataLoader2(begun(), None, service) as loader,
-        pytest.raises(LoaderError, match=r"batch\(2\) was added by a reading service"),
+        pytest.raises(LoaderError, match=rf"{name} was added by a reading service"),
     ):
         next(iter(loader))
 
