@@ -454,7 +454,7 @@ class AsyncMapper(IterDataPipe[T]):
     one pass (and one worker) raise ``TooManyErrors``.
 
     With ``repeatable=False`` the function may give another result the next time: what became
-    of each item is recorded from here on, in the loader's process, so that a state resumes exactly.
+    of each item is recorded from here on, so that a state resumes exactly.
 
     >>> import contextlib
     >>> from asyncloader.datapipes.iter import IterableWrapper

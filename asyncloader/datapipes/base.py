@@ -230,7 +230,7 @@ class DataPipe:
 
     def is_replicable(self) -> bool:
         """Whether each worker may run a copy; otherwise the pipe stays with the loader."""
-        return self.repeatable
+        return True
 
     def lives_with_loader(self) -> bool:
         """Whether the pipe stays with the loader while its readers may run in workers."""

@@ -9,15 +9,20 @@ A number is settled when the loader has settled the item that was made of it (de
 it acknowledged), or when a pipe has left it out, for one reason; ``Ledger`` knows which. A state
 is a place of the source at or before the first number that is not settled, and the settled numbers
 after that, so that a resumed section works on the others only.
+
+Each of n workers runs a section of its own, on its share: its items 0, 1, 2, … are the numbers
+k, n + k, 2n + k, … of the whole. It tells the loader, which has the only ledger that counts, which
+of them are in each frame and which it has left out (``Telling``).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from time import monotonic
 from types import CoroutineType
 from typing import Annotated, Any
 
@@ -42,7 +47,7 @@ from asyncloader.datapipes.running.cursors import (
 )
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Pass, Run
-from asyncloader.datapipes.running.traits import is_async_pipe, is_ours
+from asyncloader.datapipes.running.traits import is_async_pipe, is_ours, is_replicable
 from asyncloader.errors import LoaderError
 
 #: So many numbers may be settled after one that is not. All of them are read again to resume.
@@ -60,7 +65,7 @@ class Reason:
 # The state ------------------------------------------------------------------------------
 
 
-def _settled_form(value: Any, where: str, form_of: FormOf) -> None:
+def settled_form(value: Any, where: str, form_of: FormOf) -> None:
     """Runs of ascending numbers, each as its first and its length."""
     list_of(row(COUNT, COUNT))(value, where, form_of)
     end, total = 0, 0
@@ -72,7 +77,8 @@ def _settled_form(value: Any, where: str, form_of: FormOf) -> None:
         refuse(where, f"runs of at most {MOST_AHEAD} numbers", value)
 
 
-def _reasons_form(value: Any, where: str, form_of: FormOf) -> None:
+def reasons_form(value: Any, where: str, form_of: FormOf) -> None:
+    """How many were left out, by the reason."""
     list_of(row(_text, COUNT), most=100)(value, where, form_of)
 
 
@@ -88,28 +94,59 @@ class Recorded(State):
     """
 
     frontier: Count = 0
-    settled: Annotated[list[list[int]], _settled_form] = field(default_factory=list)
-    left_out: Annotated[list[list[Any]], _reasons_form] = field(default_factory=list)
+    settled: Annotated[list[list[int]], settled_form] = field(default_factory=list)
+    left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
 
     def check(self, pipe: Any) -> Iterator[str]:
         if self.settled and self.settled[0][0] <= self.frontier:
             yield "the frontier is the first number that is not settled"
 
-    def numbers(self) -> set[int]:
-        """Return the settled numbers after the frontier."""
-        return {number for first, length in self.settled for number in range(first, first + length)}
+    def numbers(self) -> Settled:
+        """Return which numbers are settled."""
+        return Settled.of_runs(self.frontier, self.settled)
 
 
-def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    end = -1
-    for number in sorted(numbers):
-        if number == end:
-            runs[-1][1] += 1
-        else:
-            runs.append([number, 1])
-        end = number + 1
-    return runs
+class Settled:
+    """Which of the numbers 0, 1, 2, … are settled: all before ``frontier``, and some after it."""
+
+    __slots__ = ("beyond", "frontier")
+
+    def __init__(self, frontier: int = 0, beyond: Iterable[int] = ()) -> None:
+        self.frontier = frontier
+        self.beyond = set(beyond)
+
+    @classmethod
+    def of_runs(cls, frontier: int, runs: Iterable[Sequence[int]]) -> Settled:
+        """Return what ``runs`` gave."""
+        return cls(frontier, (at for first, length in runs for at in range(first, first + length)))
+
+    def add(self, number: int) -> None:
+        """Settle a number."""
+        if number in self:
+            raise LoaderError(f"item {number} was settled twice, which is an error of ours")
+        self.beyond.add(number)
+        self.advance()
+
+    def advance(self) -> None:
+        """Let the frontier pass what is settled."""
+        while self.frontier in self.beyond:
+            self.beyond.remove(self.frontier)
+            self.frontier += 1
+
+    def __contains__(self, number: int) -> bool:
+        return number < self.frontier or number in self.beyond
+
+    def runs(self) -> list[list[int]]:
+        """Return the settled numbers after the frontier as runs."""
+        runs: list[list[int]] = []
+        end = -1
+        for number in sorted(self.beyond):
+            if number == end:
+                runs[-1][1] += 1
+            else:
+                runs.append([number, 1])
+            end = number + 1
+        return runs
 
 
 #: After so many items the ledger looks which of them the loader has settled.
@@ -120,14 +157,18 @@ class Ledger:
     """Which numbers are settled, in one pass over a section. Any thread may write and ask.
 
     ``settled_items()`` says how many of the items that left the section the loader has settled.
+    ``shares`` say what was settled of each worker's share before; there is one without workers.
     """
 
-    def __init__(self, settled_items: Callable[[], int], begun_with: Recorded) -> None:
+    def __init__(
+        self,
+        settled_items: Callable[[], int],
+        shares: Sequence[Settled],
+        left_out: Iterable[Sequence[Any]] = (),
+    ) -> None:
         self._settled_items = settled_items
-        self._frontier = begun_with.frontier
-        # The settled numbers after the frontier.
-        self._beyond = begun_with.numbers()
-        self._left_out = Counter(dict(begun_with.left_out))
+        self._shares = shares
+        self._left_out: Counter[str] = Counter(dict(map(tuple, left_out)))
         # The numbers of the items that have left the section and are not settled, oldest first.
         self._on_the_way: deque[Key] = deque()
         self._settled = 0
@@ -147,18 +188,24 @@ class Ledger:
             if not len(self._on_the_way) % _LOOK_EVERY:
                 self._catch_up()
 
-    def frontier(self) -> int:
-        """Return the lowest number that is not settled."""
+    def hand_on_all(self, keys: Iterable[Key]) -> None:
+        """Note that items leave the section."""
         with self._lock:
+            self._on_the_way.extend(keys)
             self._catch_up()
-            return self._frontier
 
-    def state(self) -> Recorded:
-        """Return which numbers are settled."""
+    def frontier(self, share: int = 0) -> int:
+        """Return the lowest of a share's items that is not settled."""
         with self._lock:
             self._catch_up()
-            left_out = [[reason, count] for reason, count in sorted(self._left_out.items())]
-            return Recorded(frontier=self._frontier, settled=_runs(self._beyond), left_out=left_out)
+            return self._shares[share].frontier
+
+    def state(self) -> tuple[list[tuple[int, list[list[int]]]], list[list[Any]]]:
+        """Return the frontier of each share and what is settled after it, and what was left out."""
+        with self._lock:
+            self._catch_up()
+            shares = [(share.frontier, share.runs()) for share in self._shares]
+            return shares, [[reason, count] for reason, count in sorted(self._left_out.items())]
 
     def numbers_of(self, delivered: int) -> tuple[int, ...]:
         """Return the numbers of the item that was delivered last, of so many."""
@@ -181,14 +228,53 @@ class Ledger:
             self._settle(self._latest)
 
     def _settle(self, key: Key) -> None:
-        beyond = self._beyond
+        shares = self._shares
         for number in (key,) if isinstance(key, int) else key:
-            if number < self._frontier or number in beyond:
-                raise LoaderError(f"item {number} was settled twice, which is an error of ours")
-            beyond.add(number)
-        while self._frontier in beyond:
-            beyond.remove(self._frontier)
-            self._frontier += 1
+            index, share = divmod(number, len(shares))
+            shares[share].add(index)
+
+
+#: What a worker tells with a frame: the numbers of its items, and what was left out, with reasons.
+Told = tuple[list[Key], list[tuple[str, Key]]]
+
+#: A worker that leaves out one item after the other says so after this time.
+_TELL_SECONDS = 1.0
+
+
+class Telling(Ledger):
+    """The ledger of a worker's share: settled is what the loader was told, or will be.
+
+    ``tell()`` is called now and then where items are left out and none is sent.
+    """
+
+    def __init__(self, share: Settled, tell: Callable[[], object]) -> None:
+        super().__init__(int, [share])
+        self._tell = tell
+        self._told_at = monotonic()
+        self._sent: deque[Key] = deque()
+        self._left: list[tuple[str, Key]] = []
+
+    def hand_on(self, key: Key) -> None:
+        with self._lock:
+            self._sent.append(key)
+            self._settle(key)
+
+    def leave_out(self, key: Key, reason: str) -> None:
+        with self._lock:
+            self._left.append((reason, key))
+            self._settle(key)
+            is_due = monotonic() - self._told_at > _TELL_SECONDS
+        if is_due:
+            self._tell()
+
+    def told(self, count: int) -> Told | None:
+        """Return the numbers of the next ``count`` items to send, and what was left out since."""
+        with self._lock:
+            self._told_at = monotonic()
+            if not count and not self._left:
+                return None
+            left, self._left = self._left, []
+            return [self._sent.popleft() for _ in range(count)], left
 
 
 class NumberedItem(Envelope):
@@ -223,11 +309,14 @@ class Stage(IterDataPipe[Any]):
 
     makes_again = False
 
+    #: Whether workers may run copies of it, as of the pipe in whose place it is.
+    is_copied = True
+
     def __init__(self, source: Any) -> None:
         self.source = source
 
     def is_replicable(self) -> bool:
-        return False
+        return self.is_copied
 
     def is_async(self) -> bool:
         return is_async_pipe(self.source)
@@ -288,6 +377,9 @@ class Numbering(Stage):
         # Where the cursor of the section is found: ``first`` has no other.
         self.number = number_of(first)
         self.reader = stage_name(first)
+        self.is_copied = is_replicable(first)
+        #: Whether it runs in a worker, which tells the loader what becomes of each item.
+        self.tells = False
 
     def new_pass(self, run: Run[Any]) -> NumberingPass:
         return NumberingPass(run)
@@ -311,10 +403,16 @@ class NumberingPass(StagePass):
         return 0
 
     def _begin(self) -> None:
-        self.ledger = Ledger(self.run.tree.settled_items, self.state)
-        self._next = self.state.frontier
+        tree, state = self.run.tree, self.state
+        settled = state.numbers()
+        self.ledger = (
+            Telling(settled, tree.tell)
+            if self.pipe.tells
+            else Ledger(tree.settled_items, [settled], state.left_out)
+        )
+        self._next = state.frontier
         # Settled numbers that will be read again.
-        self._known = self.state.numbers()
+        self._known = set(settled.beyond)
 
     def made_of(self, item: Any) -> Any:
         number, self._next = self._next, self._next + 1
@@ -339,9 +437,14 @@ class NumberingPass(StagePass):
 
     def place(self) -> Cursors:
         """Return where the section and its source are."""
-        state = self.ledger.state()
-        cursors = self.source.place(state.frontier)
-        return {**cursors, self.pipe.number: state.saved()}
+        [(frontier, settled)], left_out = self.ledger.state()
+        state = Recorded(frontier=frontier, settled=settled, left_out=left_out)
+        return {**self.source.place(frontier), self.pipe.number: state.saved()}
+
+    def source_place(self) -> tuple[int, Cursors]:
+        """Return the lowest number that is not settled, and where the source was then or before."""
+        frontier = self.ledger.frontier()
+        return frontier, self.source.place(frontier)
 
 
 class Settling(Stage):

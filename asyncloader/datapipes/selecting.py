@@ -42,7 +42,7 @@ class Filter(IterDataPipe[T]):
     one pass (and one worker) raise ``TooManyErrors``.
 
     With ``repeatable=False`` the function may answer differently the next time: what became of
-    each item is recorded from here on, in the loader's process, so that a state resumes exactly.
+    each item is recorded from here on, so that a state resumes exactly.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(6)).filter(lambda n: n % 2 == 0))

@@ -299,7 +299,7 @@ class ThreadMapper(IterDataPipe[T]):
     one pass (and one worker) raise ``TooManyErrors``.
 
     With ``repeatable=False`` the function may give another result the next time: what became
-    of each item is recorded from here on, in the loader's process, so that a state resumes exactly.
+    of each item is recorded from here on, so that a state resumes exactly.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(3)).thread_map(str))

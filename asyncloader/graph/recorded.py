@@ -12,20 +12,24 @@ from typing import Any
 from asyncloader.datapipes.base import IterDataPipe, is_pipe
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.recording import Numbering, Settling, Within
+from asyncloader.datapipes.recording import Numbering, Settling, Stage, Within
 from asyncloader.datapipes.replaying import keeps_positions
 from asyncloader.datapipes.running.cursors import take_number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
     has_name,
     is_async_pipe,
+    is_dispatch,
     is_fullsync,
     is_ours,
     is_repeatable,
+    is_replicable,
+    setting,
+    stands_in,
 )
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced
-from asyncloader.graph.walk import Graph
+from asyncloader.graph.walk import Graph, pipes_of
 
 
 def unrepeatable(graph: Graph) -> Any:
@@ -79,8 +83,43 @@ def as_recorded(end: Any) -> Any:
                 # Stats and errors name the pipe that the user wrote.
                 take_number_of(stage, pipe)
             stage.known_as = stage_name(pipe)
+            if isinstance(stage, Stage):
+                stage.is_copied = is_replicable(pipe)
             end = replaced(end, pipe, stage)
     return replaced(end, last, Settling(last, numbering))
+
+
+def settled_in_worker(end: Any) -> Any:
+    """Return the last pipe of what a worker runs, so that it tells what becomes of each item.
+
+    It is changed, if the graph that ends there begins a recorded section.
+    """
+    pipes = pipes_of(end)
+    numbering = next((pipe for pipe in pipes if isinstance(pipe, Numbering)), None)
+    if numbering is None:
+        return end
+    numbering.tells = True
+    ends = any(isinstance(pipe, Settling) for pipe in pipes)
+    return end if ends else Settling(end, numbering)
+
+
+def goes_on_after(outlet: Any, end: Any) -> bool:
+    """Whether a section goes on in the loader's process, behind what stands for the workers.
+
+    If so, its end learns the numbers from there.
+    """
+    settling = next((pipe for pipe in pipes_of(end) if isinstance(pipe, Settling)), None)
+    if settling is not None:
+        settling.numbering = outlet
+    return settling is not None
+
+
+def counts_all(pipe: Any) -> bool:
+    """Whether a pipe yields each item as it is, but counts them all."""
+    return has_name(pipe, *_COUNTING)
+
+
+_COUNTING = ("header", "enumerate", "add_index")
 
 
 def _last_that_counts(pipes: list[Any]) -> int:
@@ -89,7 +128,7 @@ def _last_that_counts(pipes: list[Any]) -> int:
 
 
 def _keeps_places(pipe: Any) -> bool:
-    return keeps_positions(pipe) or has_name(pipe, "header", "enumerate", "add_index")
+    return keeps_positions(pipe) or counts_all(pipe)
 
 
 def stage_of(pipe: Any) -> Any:
@@ -97,18 +136,22 @@ def stage_of(pipe: Any) -> Any:
     stage = pipe.in_section() if isinstance(pipe, IterDataPipe) and is_ours(pipe) else None
     is_plain = isinstance(pipe, OneToOne) and not is_async_pipe(pipe)
     # What the ranks agree on is counted by all of them, from the beginning.
-    if stage is None and is_plain and not is_fullsync(pipe):
+    if stage is None and is_plain and not (is_fullsync(pipe) or is_dispatch(pipe)):
         return Within(pipe)
     return stage
 
 
-def numbering_of(end: Any) -> Numbering:
-    """Return the beginning of the recorded section of a graph that is run and has one.
+def numbering_of(end: Any) -> Any:
+    """Return what knows the numbers of a graph that is run and has a recorded section.
+
+    That is where it begins, or what stands for the workers where that is.
 
     LoaderError if a pipe that was added behind it does not yield just one item for each.
     """
     pipe = end
     while not isinstance(pipe, Settling):
+        if stands_in(pipe) and setting(pipe, "settles", False):
+            return pipe
         sources = edges_of(pipe) if is_pipe(pipe) else []
         if len(sources) != 1 or not _keeps_places(pipe):
             raise LoaderError(

@@ -56,7 +56,7 @@ from asyncloader.graph.cut import (
     read_at_once,
     read_without_fork,
 )
-from asyncloader.graph.recorded import hard_to_record, section, unrepeatable
+from asyncloader.graph.recorded import counts_all, hard_to_record, section, unrepeatable
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of
 
 
@@ -146,9 +146,9 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
             return (_sharded_twice,)
         case Purpose.WORKERS if workers > 1:
             several = _divided_again, _other_keys, _out_of_order_in_workers
-            return _not_cut, *several, _read_more_than_once
+            return _not_cut, *several, _read_more_than_once, _counted_in_workers
         case Purpose.WORKERS:
-            return _not_cut, _read_more_than_once
+            return _not_cut, _read_more_than_once, _counted_in_workers
         case Purpose.ACTORS:
             return (_fed,)
         case Purpose.RANKS:
@@ -449,6 +449,20 @@ def _read_more_than_once(graph: Graph) -> Iterator[Said]:
                 " once in an epoch, but the workers' items come only once",
                 "Put it before the pipes that have to run in the loader's process",
             )
+
+
+def _counted_in_workers(graph: Graph) -> Iterator[Said]:
+    """Yield pipes that count all items of a section, of which a worker knows only its own."""
+    recorded = set(map(id, section(graph)))
+    for part in cut_or_nothing(graph).parts:
+        for pipe in part.pipes:
+            if id(pipe) in recorded and counts_all(pipe):
+                yield (
+                    f"{stage_name(pipe)} counts what comes out of {stage_name(unrepeatable(graph))}"
+                    " in each worker, but where its results cannot be repeated only the loader's"
+                    " process knows how many there are",
+                    f"Put {stage_name(pipe)} before it, or count in your loop",
+                )
 
 
 def _divided_again(graph: Graph) -> Iterator[Said]:

@@ -345,9 +345,11 @@ class DataLoader2(Generic[T_co]):
         """The numbers of what the item that was yielded last was made of, where they are recorded.
 
         That is behind a pipe with ``repeatable=False``: a number is the position of an item in the
-        stream that this pipe reads, and the same after a resume. Elsewhere there are none.
+        stream that this pipe reads, and the same after a resume; before a ``sharding_filter``
+        divided it, if only one-to-one pipes come in between. Elsewhere there are none.
         """
-        return self._engine.numbers()
+        numbers = self._engine.numbers()
+        return numbers and self._states.numbers_in_whole(numbers, _role(self.reading_service))
 
     @property
     def is_padding(self) -> bool:

@@ -40,6 +40,7 @@ from asyncloader.runtime import (
     running_loop,
     uncancellable,
 )
+from asyncloader.services.from_workers import RecordedPass
 from asyncloader.system import in_forked_child, unless_exiting
 
 #: The message about a loader that was shut down.
@@ -205,7 +206,7 @@ class Engine:
         """Begin an epoch on the running loop; the one before has ended."""
         return self._begun_async(self._next_start(buffer), buffer)
 
-    def _recorded(self) -> NumberingPass | None:
+    def _recorded(self) -> NumberingPass | RecordedPass | None:
         return None if self._start is None else self.lifecycle.recorded(self._start)
 
     def numbers(self) -> tuple[int, ...]:

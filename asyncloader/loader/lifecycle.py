@@ -46,6 +46,7 @@ from asyncloader.services.base import (
     graph_changer,
     unchanged,
 )
+from asyncloader.services.from_workers import RecordedPass
 from asyncloader.shield import shielded
 from asyncloader.workers.graph_part import check_added
 from asyncloader.workers.worker_stats import WorkerStats
@@ -68,7 +69,7 @@ class Lifecycle:
         # Whether it is recorded what becomes of each item; the pipe with which items get their
         # numbers then, and where that began.
         self._records = False
-        self._numbering: Numbering | None = None
+        self._numbering: Any = None
         self._begun_with: EpochStart | None = None
         # A graph that nobody changes, and what ``_seen`` returns for it.
         self._sealed: tuple[Any, tuple[list[Any], bool, bool]] = (None, ([], False, True))
@@ -109,14 +110,14 @@ class Lifecycle:
         """Whether the order of the present epoch would be the same again."""
         return not self._unordered
 
-    def recorded(self, start: EpochStart) -> NumberingPass | None:
+    def recorded(self, start: EpochStart) -> NumberingPass | RecordedPass | None:
         """Return what numbers the items of the run that began with ``start``.
 
         None where it does not record what becomes of each, or has not begun to.
         """
         if self._numbering is None or self._begun_with is not start:
             return None
-        found: NumberingPass | None = self._tree.latest_pass(self._numbering)
+        found: NumberingPass | RecordedPass | None = self._tree.latest_pass(self._numbering)
         return found
 
     def unnumbered(self) -> str:
@@ -336,7 +337,7 @@ class Lifecycle:
         self._begun_with, self._numbering = start, numbering
         if numbering is not None:
             # The pipes of the section begin anew, with the items that are not settled.
-            pipes = pipes_of(numbering.source)
+            pipes = pipes_of(numbering.source) if isinstance(numbering, Numbering) else []
             takes_states = not any(map(has_no_place, pipes))
         cursors = start.cursors
         if start.position and (adjustable := self._service.adjustable()) is not None:

@@ -18,13 +18,15 @@ before it. Each rank has as many items in a row as it has workers:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.recording import Numbering, Recorded, Settled
 from asyncloader.datapipes.replaying import is_replayed, keeps_positions
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.running.naming import stage_name
@@ -44,10 +46,18 @@ from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph, read_without_fork
+from asyncloader.graph.recorded import unrepeatable
 from asyncloader.graph.walk import Graph, breadth_first
 from asyncloader.places.marks import DealStart, Mark
 from asyncloader.places.snapshot import Snapshot
-from asyncloader.places.stream_place import SPREAD, StreamPlace, WorkerStart, place_of_cursor
+from asyncloader.places.stream_place import (
+    SPREAD,
+    StreamPlace,
+    WorkerStart,
+    place_of_cursor,
+    place_of_shares,
+    shares_recorded,
+)
 
 
 def refit(graph: Graph, cursors: Cursors, *, taken_with: int, run_with: int) -> Cursors:
@@ -74,6 +84,10 @@ def _refitted(graph: Graph, cursors: Cursors, taken_with: int, run_with: int) ->
         f"the state was taken with {_workers(taken_with)} and cannot be resumed with"
         f" {_workers(run_with)}"
     )
+    part = recorded_part(graph)
+    if part is not None:
+        place = _whole_record(graph, part, cursors, taken_with, clash)
+        return _record_for(graph, part, place, run_with)
     for part in cut_graph(graph).parts:
         below = set(map(_number, graph.downstream(part.end).values()))
         of_part = partial(
@@ -127,6 +141,95 @@ def _fitted_of_part(
     return fitted
 
 
+def recorded_part(graph: Graph) -> WorkerPart | None:
+    """Return the part for workers in which it is recorded what becomes of each item, or None."""
+    first = unrepeatable(graph)
+    parts = cut_graph(graph).parts if first is not None else ()
+    return next((part for part in parts if any(pipe is first for pipe in part.pipes)), None)
+
+
+class WholeRecord(NamedTuple):
+    """What is settled of all workers' shares together, in the order before the division."""
+
+    settled: Settled
+    left_out: list[list[Any]]
+    #: From where the pipes above the division make again what is not settled.
+    above: Cursors
+
+
+def _whole_record(
+    graph: Graph, part: WorkerPart, cursors: Cursors, taken_with: int, clash: str
+) -> WholeRecord:
+    first = unrepeatable(graph)
+    division = _worker_division(graph.sources(first)[0], clash)
+    above = _numbers_above(division)
+    if not taken_with:
+        record = Recorded.loaded(cursors[_number(first)])
+        kept = {number: cursor for number, cursor in cursors.items() if number in above}
+        return WholeRecord(record.numbers(), record.left_out, kept)
+    own = cursors[_number(part.end)]
+    shares = [Settled.of_runs(*share) for share in own["shares"]]
+    place = place_of_shares(own)
+    if place.deal is not None:
+        kept = place.deal.mark.cursors
+    else:
+        frontiers = [share.frontier * taken_with + at for at, share in enumerate(shares)]
+        behind = frontiers.index(min(frontiers))
+        marked = place.starts[behind].mark.cursors
+        kept = {number: cursor for number, cursor in marked.items() if number in above}
+    return WholeRecord(joined_shares(shares), own["left_out"], kept)
+
+
+def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: int) -> Cursors:
+    """Return the cursors with which so many workers, or none, go on after what is settled."""
+    settled, left_out, above = whole
+    first = unrepeatable(graph)
+    if not run_with:
+        record = Recorded(frontier=settled.frontier, settled=settled.runs(), left_out=left_out)
+        return {**above, _number(first): record.saved()}
+    shares = [(share.frontier, share.runs()) for share in shared(settled, run_with)]
+    division = _worker_division(graph.sources(first)[0], "")
+    deal, marks = None, [Mark(frontier, above) for frontier, _ in shares]
+    if is_dispatch(division):
+        taken = tuple(frontier for frontier, _ in shares)
+        marks = [Mark(count, {_number(division): {"taken": count}}) for count in taken]
+        deal = DealStart(Mark(settled.frontier, above), taken)
+    return {_number(part.end): shares_recorded(shares, marks, left_out, deal)}
+
+
+def joined_shares(shares: Sequence[Settled]) -> Settled:
+    """Return what is settled of a whole, given its shares: each has every n-th number.
+
+    >>> joined_shares([Settled(3), Settled(1, [2])]).runs()
+    [[4, 2]]
+    """
+    count = len(shares)
+    numbers = [(share.frontier * count + at, at, share) for at, share in enumerate(shares)]
+    frontier = min(number for number, *_ in numbers)
+    whole = Settled(frontier)
+    for first, at, share in numbers:
+        # Its settled numbers from the whole's frontier on.
+        whole.beyond.update(range(frontier + (at - frontier) % count, first, count))
+        whole.beyond.update(index * count + at for index in share.beyond)
+    return whole
+
+
+def shared(whole: Settled, count: int) -> list[Settled]:
+    """Return what is settled of each of so many shares.
+
+    >>> [(share.frontier, share.runs()) for share in shared(Settled(3, [4, 5]), 2)]
+    [(3, []), (1, [[2, 1]])]
+    """
+    shares = []
+    for at in range(count):
+        # How many of the share's numbers come before the whole's frontier.
+        share = Settled(len(range(at, whole.frontier, count)))
+        share.beyond.update(number // count for number in whole.beyond if number % count == at)
+        share.advance()
+        shares.append(share)
+    return shares
+
+
 def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:
     """Raise SnapshotError, naming the pipe, if another number of workers cannot resume.
 
@@ -134,7 +237,8 @@ def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:
     """
     clash = f"the state was taken with {_workers(taken_with)}, and no other number can resume it"
     for part in parts:
-        _worker_division(part.end, clash)
+        numbering = [pipe for pipe in part.pipes if isinstance(pipe, Numbering)]
+        _worker_division(numbering[0].source if numbering else part.end, clash)
 
 
 def fits_any_number(graph: Graph) -> bool:
@@ -143,6 +247,8 @@ def fits_any_number(graph: Graph) -> bool:
     That must not mean to run from the beginning again what comes before it.
     """
     parts = cut_graph(graph).parts
+    if recorded_part(graph) is not None:
+        return False
     if any(number_of(pipe) is None or not _resumes_anywhere(pipe) for pipe in graph.pipes):
         return False
     if read_without_fork(graph) or not all(part.is_sharded for part in parts):
@@ -288,6 +394,120 @@ def regroup(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, 
     return items[role.rank], cursors, items[role.rank] - min(items)
 
 
+def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, Cursors]:
+    """Return where a rank goes on with what no rank of the earlier run has settled.
+
+    That is how many items it counts as yielded, and its cursors. ``moment`` are the snapshots of
+    all ranks; SnapshotError names the pipe that prevents it.
+    """
+    counts = [snapshot.items for snapshot in moment]
+    first, before = unrepeatable(graph), moment[0]
+    division = _rank_division(graph, len(moment), role, graph.sources(first)[0])
+    block = _block_size(graph, division, before.workers)
+    records = [
+        _record_of_rank(graph, each, Order(rank, len(moment), block))
+        for rank, each in enumerate(moment)
+    ]
+    numbers = [order.number(record.settled.frontier) for order, record in records]
+    frontier = min(numbers)
+    whole = Settled(frontier)
+    for order, record in records:
+        whole.beyond.update(order.numbers_between(frontier, record.settled.frontier))
+        whole.beyond.update(map(order.number, record.settled.beyond))
+    above = _numbers_above(division)
+    behind = records[numbers.index(frontier)][1].above
+    kept = {number: cursor for number, cursor in behind.items() if number in above}
+    own = Order(role.rank, role.ranks, _block_size(graph, division, role.workers))
+    # Each number is counted once, whoever has left it out.
+    left_out = _sum_of([record.left_out for _, record in records]) if role.rank == 0 else []
+    mine = WholeRecord(own.share_of(whole), left_out, kept)
+    part = recorded_part(graph)
+    cursors = (
+        _record_for(graph, part, mine, role.workers)
+        if part is not None
+        else refit(graph, _record_here(first, mine), taken_with=0, run_with=role.workers)
+    )
+    return max(1, sum(counts) // role.ranks), cursors
+
+
+def _record_of_rank(graph: Graph, one: Snapshot, order: Order) -> tuple[Order, WholeRecord]:
+    clash = "the states cannot be resumed by other ranks or workers"
+    part, first = recorded_part(graph), unrepeatable(graph)
+    if not one.items:
+        return order, WholeRecord(Settled(), [], {})
+    if part is not None:
+        return order, _whole_record(graph, part, one.cursors, one.workers, clash)
+    alone = refit(graph, one.cursors, taken_with=one.workers, run_with=0)
+    record = Recorded.loaded(alone[_number(first)])
+    return order, WholeRecord(record.numbers(), record.left_out, alone)
+
+
+def _record_here(first: Any, whole: WholeRecord) -> Cursors:
+    settled = whole.settled
+    record = Recorded(frontier=settled.frontier, settled=settled.runs(), left_out=whole.left_out)
+    return {**whole.above, _number(first): record.saved()}
+
+
+def _sum_of(tables: Iterable[Iterable[Sequence[Any]]]) -> list[list[Any]]:
+    counts: Counter[str] = Counter()
+    for table in tables:
+        for reason, count in table:
+            counts[reason] += count
+    return [[reason, count] for reason, count in sorted(counts.items())]
+
+
+class Order(NamedTuple):
+    """Which numbers of the whole are a rank's: ``block`` in a row, then as many of each other."""
+
+    rank: int
+    ranks: int
+    block: int
+
+    def number(self, index: int) -> int:
+        """Return the number in the whole of an item of the rank's.
+
+        >>> [Order(1, 2, 3).number(index) for index in range(5)]
+        [3, 4, 5, 9, 10]
+        """
+        rounds, rest = divmod(index, self.block)
+        return (rounds * self.ranks + self.rank) * self.block + rest
+
+    def own_index(self, number: int) -> int | None:
+        """Return which of the rank's items a number of the whole is, or None if it has it not."""
+        blocks, rest = divmod(number, self.block)
+        rounds, rank = divmod(blocks, self.ranks)
+        return rounds * self.block + rest if rank == self.rank else None
+
+    def numbers_between(self, frontier: int, end: int) -> Iterator[int]:
+        """Yield the numbers of the whole, from ``frontier`` on, of the rank's first ``end``."""
+        before = items_before(frontier, self.rank, self.ranks, self.block)
+        return map(self.number, range(before, end))
+
+    def share_of(self, whole: Settled) -> Settled:
+        """Return what of the rank's share is settled."""
+        share = Settled(items_before(whole.frontier, self.rank, self.ranks, self.block))
+        indices = map(self.own_index, whole.beyond)
+        share.beyond.update(index for index in indices if index is not None)
+        share.advance()
+        return share
+
+
+def numbers_in_whole(graph: Graph, numbers: tuple[int, ...], role: Role) -> tuple[int, ...]:
+    """Return the numbers, before the division among ranks, of what a rank has numbered.
+
+    They are the same where nothing divides among ranks, or other pipes than one-to-one follow.
+    """
+    first = unrepeatable(graph)
+    if role.ranks == 1 or first is None:
+        return numbers
+    try:
+        division = _rank_division(graph, role.ranks, role, graph.sources(first)[0])
+    except SnapshotError:
+        return numbers
+    order = Order(role.rank, role.ranks, _block_size(graph, division, role.workers))
+    return tuple(map(order.number, numbers))
+
+
 def divides_alike(graph: Graph, workers: int, other: int) -> bool:
     """Whether each rank has the same items with one number of workers as with another."""
     divisions = [pipe for pipe in graph.pipes if _divides_among_ranks(pipe)]
@@ -322,15 +542,18 @@ def whole_position(counts: Sequence[int], block: int) -> int:
     return position
 
 
-def _rank_division(graph: Graph, ranks: int, role: Role) -> Any:
-    """Return the pipe that divides the items among ranks, if only one-to-one pipes follow it."""
+def _rank_division(graph: Graph, ranks: int, role: Role, end: Any = None) -> Any:
+    """Return the pipe that divides the items among ranks, if only one-to-one pipes follow it.
+
+    They follow it up to ``end``, or to the end of the graph.
+    """
     if not any(map(_divides_among_ranks, graph.pipes)):
         raise SnapshotError(
             f"the states were taken on {_ranks(ranks)}, and this run has {_ranks(role.ranks)}:"
             " nothing divides the items among the ranks, so each rank's place is its own. Use as"
             " many ranks as before"
         )
-    for pipe in _way_up(graph):
+    for pipe in _way_up(graph, end):
         if _divides_among_ranks(pipe) and takes_turns(pipe):
             return pipe
         # A pipe that divides items among the workers of a rank leaves their order as it is.
@@ -359,9 +582,9 @@ def _block_size(graph: Graph, division: Any, workers: int) -> int:
     return workers if is_in_workers else 1
 
 
-def _way_up(graph: Graph) -> Iterator[Any]:
-    """Yield the pipes from the last one up to one with several sources, or none."""
-    pipe = graph.end
+def _way_up(graph: Graph, end: Any = None) -> Iterator[Any]:
+    """Yield the pipes from the last one, or ``end``, up to one with several sources, or none."""
+    pipe = graph.end if end is None else end
     while True:
         yield pipe
         sources = graph.sources(pipe)

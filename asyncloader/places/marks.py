@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, replace
+from typing import Any
 
 from asyncloader.datapipes.running.cursor_forms import Count, State
 from asyncloader.datapipes.running.cursors import Cursors
@@ -34,6 +35,9 @@ class Mark:
     cursors: Cursors
     states: States | None = None
 
+
+#: The first of a worker's items that is not settled, and runs of those settled after it.
+SettledRuns = tuple[int, list[list[int]]]
 
 #: The beginning of every stream.
 FIRST = Mark(0, {})
@@ -89,10 +93,9 @@ def load_mark(data: bytes) -> Mark:
     return Mark(position, cursors, states)
 
 
-def load_told(data: bytes) -> list[Piece]:
-    """Return the pieces in a frame's note; TransportError if they cannot be read."""
+def load_told(data: bytes) -> Any:
+    """Return what was told in a frame's note; TransportError if it cannot be read."""
     try:
-        pieces: list[Piece] = pickle.loads(data)
+        return pickle.loads(data)
     except Exception as error:
         raise TransportError(f"what was told with a frame could not be read: {error!r}") from error
-    return pieces

@@ -36,7 +36,14 @@ from asyncloader.graph.fingerprint import differences, fingerprint
 from asyncloader.graph.recorded import unrepeatable
 from asyncloader.graph.refusals import Purpose, Refusal, first_refusal
 from asyncloader.graph.walk import Graph
-from asyncloader.places.elastic import Role, divides_alike, refit, regroup
+from asyncloader.places.elastic import (
+    Role,
+    divides_alike,
+    numbers_in_whole,
+    refit,
+    regroup,
+    united,
+)
 from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, decode
 from asyncloader.places.stream_place import PartFacts, stream_form
 from asyncloader.ranks import ranks_in_words
@@ -113,6 +120,10 @@ class LoaderStates:
         start = _start_for(self._graph, snapshots, role)
         return EpochSeeds(own.seed, own.epoch, own.drawn), start, own.service_state
 
+    def numbers_in_whole(self, numbers: tuple[int, ...], role: Role) -> tuple[int, ...]:
+        """Return the numbers of items before they were divided among ranks."""
+        return numbers_in_whole(self._graph, numbers, role)
+
     def _check_graph(self, snapshot: Snapshot) -> None:
         different = differences(snapshot.fingerprint, self._fingerprint)
         if different:
@@ -188,7 +199,12 @@ class LoaderStates:
         outlets = {}
         for part in cut.parts:
             is_dealt = any(inlet is cut.dispatch for inlet in part.inlets)
-            facts = PartFacts(workers, in_order, numbers[id(cut.dispatch)] if is_dealt else None)
+            facts = PartFacts(
+                workers,
+                in_order,
+                numbers[id(cut.dispatch)] if is_dealt else None,
+                is_recorded=any(pipe is first for pipe in part.pipes),
+            )
             outlets[numbers[id(part.end)]] = stream_form(facts, inside)
         return lambda number: outlets[number] if number in outlets else inside(number)
 
@@ -383,14 +399,6 @@ def _place(graph: Graph, moment: Sequence[Snapshot], own: Snapshot, role: Role) 
     if _has_same_items(graph, own, role):
         cursors = refit(graph, own.cursors, taken_with=own.workers, run_with=role.workers)
         return replace(own, cursors=cursors)
-    if (recording := unrepeatable(graph)) is not None:
-        raise SnapshotError(
-            f"the state was taken in the middle of an epoch on {_who(own)}, and this is"
-            f" {_who(role)}, which has another share, while {stage_name(recording)} has"
-            " repeatable=False: what became of each item was recorded of that rank's own share."
-            " Load each rank's own state with as many ranks and workers as before, or a state"
-            " between epochs"
-        )
     if own.padding is not None:
         raise SnapshotError(
             f'the state was taken with uneven="pad" in the middle of an epoch on {_who(own)}, and'
@@ -403,6 +411,9 @@ def _place(graph: Graph, moment: Sequence[Snapshot], own: Snapshot, role: Role) 
             f" {_who(role)}; load a list of the states of all {own.ranks} ranks, or each rank's"
             " own state with as many ranks and workers as before, or a state between epochs"
         )
+    if unrepeatable(graph) is not None:
+        items, cursors = united(graph, moment, role)
+        return replace(own, items=items, cursors=cursors, ahead=0)
     if not own.in_order:
         raise SnapshotError(
             "the states were taken with in_order=False, so their items are not the first ones of"

@@ -8,10 +8,11 @@ reports, and which of them is old enough for all of its workers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
+from asyncloader.datapipes.recording import MOST_AHEAD, Ledger, reasons_form, settled_form
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
@@ -33,7 +34,15 @@ from asyncloader.datapipes.running.cursor_forms import (
 from asyncloader.datapipes.running.cursor_history import thinned
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.unordered import Piece, followed, piece
-from asyncloader.places.marks import FIRST, DealStart, Dealt, Mark, Noted, load_mark
+from asyncloader.places.marks import (
+    FIRST,
+    DealStart,
+    Dealt,
+    Mark,
+    Noted,
+    SettledRuns,
+    load_mark,
+)
 from asyncloader.places.random_states import check_states
 
 #: A worker, and how many items of it were taken one after the other.
@@ -44,10 +53,14 @@ SPREAD = "spread"
 
 
 class WorkerStart(NamedTuple):
-    """Where a worker resumes: at a mark, without the first ``unwanted`` items from there."""
+    """Where a worker resumes: at a mark, without the first ``unwanted`` items from there.
+
+    Or without those that are settled, where it is recorded what becomes of each.
+    """
 
     mark: Mark
     unwanted: int
+    settled: SettledRuns | None = None
 
     @property
     def position(self) -> int:
@@ -64,9 +77,10 @@ class StreamPlace:
     deal: DealStart | None = None
 
 
-def first_place(workers: int) -> StreamPlace:
-    """Return the beginning of a stream."""
-    return StreamPlace((WorkerStart(FIRST, 0),) * workers, tuple(range(workers)))
+def first_place(workers: int, *, is_recorded: bool = False) -> StreamPlace:
+    """Return the beginning of a stream, in which it may be recorded what becomes of each item."""
+    start = WorkerStart(FIRST, 0, (0, []) if is_recorded else None)
+    return StreamPlace((start,) * workers, tuple(range(workers)))
 
 
 class Stand(NamedTuple):
@@ -147,6 +161,8 @@ class PartFacts(NamedTuple):
     workers: int
     in_order: bool
     dispatch: int | None
+    #: Whether it is recorded in the workers what becomes of each item.
+    is_recorded: bool = False
 
 
 def _starts_form(part: PartFacts) -> Form:
@@ -189,17 +205,54 @@ class Streaming(State):
             yield "each worker has one turn"
         if self.taken != sum(mark[0] + more for mark, more in self.workers):
             yield "what was taken is what was taken of all workers"
-        if pipe.dispatch is not None and not self._is_dealt(pipe.dispatch):
+        marks = [mark for mark, _ in self.workers]
+        if pipe.dispatch is not None and not _is_dealt(marks, self.deal, pipe.dispatch):
             yield "the workers resume with what was dispatched to them"
 
-    def _is_dealt(self, dispatch: int) -> bool:
-        marks = [dict(mark[1]) for mark, _ in self.workers]
-        dealt = [mark[dispatch]["taken"] if dispatch in mark else 0 for mark in marks]
-        if self.deal is None:
-            return not any(dealt)
-        first = min(taken * len(dealt) + worker for worker, taken in enumerate(dealt))
-        mark, had = self.deal
-        return bool(had == dealt and mark[0] <= first)
+
+def _is_dealt(marks: Iterable[Any], deal: list[Any] | None, dispatch: int) -> bool:
+    cursors = [dict(mark[1]) for mark in marks]
+    dealt = [each[dispatch]["taken"] if dispatch in each else 0 for each in cursors]
+    if deal is None:
+        return not any(dealt)
+    first = min(taken * len(dealt) + worker for worker, taken in enumerate(dealt))
+    mark, had = deal
+    return bool(had == dealt and mark[0] <= first)
+
+
+def _shares_form(part: PartFacts) -> Form:
+    return each_of(part.workers, row(COUNT, settled_form))
+
+
+def _marks_form(part: PartFacts) -> Form:
+    mark = _MARK
+    if part.dispatch is not None:
+        mark = instead(_MARK, part.dispatch, form_of_state(Dealt, part))
+    return each_of(part.workers, mark)
+
+
+class SharesRecorded(State):
+    """The place of a part in which it was recorded what becomes of each item.
+
+    Of each worker's share ``shares`` has the first item that is not settled, and runs of those
+    settled after it; ``marks`` has from where that item and all after it are made again.
+    """
+
+    shares: Annotated[list[Any], Of(_shares_form)]
+    marks: Annotated[list[Any], Of(_marks_form)]
+    left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
+    deal: Annotated[list[Any], Of(_deal_form)] | None = None
+
+    def check(self, pipe: PartFacts) -> Iterator[str]:
+        if any(runs and runs[0][0] <= frontier for frontier, runs in self.shares):
+            yield "the frontier is the first item that is not settled"
+        if sum(length for _, runs in self.shares for _, length in runs) > MOST_AHEAD:
+            yield f"at most {MOST_AHEAD} items are settled after others that are not"
+        pairs = zip(self.shares, self.marks, strict=True)
+        if any(mark[0] > frontier for (frontier, _), mark in pairs):
+            yield "a worker makes all items again that are not settled"
+        if pipe.dispatch is not None and not _is_dealt(self.marks, self.deal, pipe.dispatch):
+            yield "the workers resume with what was dispatched to them"
 
 
 class Spread(State):
@@ -212,11 +265,49 @@ class Spread(State):
 def place_of_cursor(cursor: Cursor) -> StreamPlace:
     """Return the place of a cursor, which was checked as ``Streaming``."""
     starts = tuple(WorkerStart(_mark(mark), unwanted) for mark, unwanted in cursor["workers"])
-    deal = None
-    if "deal" in cursor:
-        mark, dealt = cursor["deal"]
-        deal = DealStart(_mark(mark), tuple(dealt))
-    return StreamPlace(starts, tuple(cursor["turns"]), deal)
+    return StreamPlace(starts, tuple(cursor["turns"]), _deal_of(cursor))
+
+
+def cursor_of_shares(
+    ledger: Ledger, marks_at: Callable[[list[int]], tuple[list[Mark], DealStart | None]]
+) -> Cursor:
+    """Return the place of a part in which it is recorded what becomes of each item.
+
+    ``marks_at`` returns from where the workers make again what comes from their frontiers on, and
+    from where it is dealt to them again.
+    """
+    shares, left_out = ledger.state()
+    marks, deal = marks_at([frontier for frontier, _ in shares])
+    return shares_recorded(shares, marks, left_out, deal)
+
+
+def shares_recorded(
+    shares: Iterable[tuple[int, list[list[int]]]],
+    marks: Iterable[Mark],
+    left_out: list[list[Any]],
+    deal: DealStart | None,
+) -> Cursor:
+    """Return such a place as a cursor."""
+    cursor = SharesRecorded(
+        shares=list(map(list, shares)), marks=list(map(_plain_mark, marks)), left_out=left_out
+    )
+    if deal is not None:
+        cursor.deal = [_plain_mark(deal.mark), list(deal.dealt)]
+    return cursor.saved()
+
+
+def place_of_shares(cursor: Cursor) -> StreamPlace:
+    """Return where each worker resumes, given a cursor that was checked as ``SharesRecorded``."""
+    pairs = zip(cursor["shares"], map(_mark, cursor["marks"]), strict=True)
+    starts = tuple(WorkerStart(mark, 0, (share[0], share[1])) for share, mark in pairs)
+    return StreamPlace(starts, tuple(range(len(starts))), _deal_of(cursor))
+
+
+def _deal_of(cursor: Cursor) -> DealStart | None:
+    if "deal" not in cursor:
+        return None
+    mark, dealt = cursor["deal"]
+    return DealStart(_mark(mark), tuple(dealt))
 
 
 def parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Stretch], list[Stretch]]:
@@ -248,7 +339,8 @@ def stretches_between(before: Sequence[int], now: Sequence[int]) -> list[Stretch
 
 def stream_form(part: PartFacts, inside: FormOf) -> Form:
     """Return the form of the cursors of a part; ``inside`` gives those of its pipes."""
-    own, spread = form_of_state(Streaming, part), form_of_state(Spread, part)
+    kind = SharesRecorded if part.is_recorded else Streaming
+    own, spread = form_of_state(kind, part), form_of_state(Spread, part)
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         is_spread = type(value) is dict and SPREAD in value

@@ -8,11 +8,12 @@ whose source lives in the loader's process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.recording import Ledger, Settled
 from asyncloader.datapipes.replaying import with_those_above
 from asyncloader.datapipes.running.cursors import (
     Cursor,
@@ -28,6 +29,7 @@ from asyncloader.datapipes.running.unordered import Journal, unnumbered_in
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.places.elastic import spread_place
+from asyncloader.places.marks import DealStart, Mark
 from asyncloader.places.stream_place import (
     SPREAD,
     Stand,
@@ -36,9 +38,11 @@ from asyncloader.places.stream_place import (
     Stretch,
     counts_of,
     cursor_of_place,
+    cursor_of_shares,
     later_place,
     parted,
     place_of_cursor,
+    place_of_shares,
     stretches_between,
 )
 from asyncloader.runtime import begin_task
@@ -68,6 +72,9 @@ class FromWorkers(IterDataPipe[Any]):
         self.readers = ""
         #: The name of a pipe in the workers of which no state can be taken, or "".
         self.unnumbered = ""
+        #: Whether its items are numbered, as workers tell what becomes of each; and whether they
+        #: leave the recorded section here, so that what follows gets them without numbers.
+        self.is_numbered = self.settles = False
         self.stream: WorkerStream | None = None
         self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
         # Pipes that a reading service added have no number.
@@ -91,7 +98,7 @@ class FromWorkers(IterDataPipe[Any]):
         return True
 
     def new_pass(self, run: Run[Any]) -> FromWorkersPass:
-        return FromWorkersPass(run)
+        return RecordedPass(run) if self.is_numbered else FromWorkersPass(run)
 
     def begin_epoch(
         self,
@@ -109,6 +116,10 @@ class FromWorkers(IterDataPipe[Any]):
         self.unnumbered = ""
         self.seeds = seeds
         self.is_in_order = stream.is_in_order
+        if self.is_numbered:
+            stream.is_recorded = True
+            self.tells, self.is_repeated = False, True
+            return
         self.tells = may_be_changed or not self._workers_have_order
         #: Whether another run has the same order of itself.
         self.is_repeated = self.is_in_order and not self.tells
@@ -310,6 +321,65 @@ class FromWorkersPass(Pass[Any]):
                         "the state contradicts itself: the items were shuffled with another seed"
                         " than the epoch has; the state is damaged, load another one"
                     )
+
+
+class RecordedPass(FromWorkersPass):
+    """The one pass over a FromWorkers whose items come with their numbers.
+
+    Its place is which numbers are settled, and from where each worker makes the others. Only the
+    loader asks for it.
+    """
+
+    has_place = False
+
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
+        self._recorded: WorkerStream = run.pipe.stream
+        self._begin_with([Settled() for _ in range(run.pipe.stream.workers)])
+
+    def _begin_with(
+        self, shares: Sequence[Settled], left_out: Iterable[Sequence[Any]] = ()
+    ) -> None:
+        self.ledger = Ledger(self.run.tree.settled_items, shares, left_out)
+
+    def begin(self, listener: Callable[[], object]) -> WorkerStream:
+        stream: WorkerStream | None = self.pipe.stream
+        if stream is not None:
+            stream.record_in(self.ledger)
+        return super().begin(listener)
+
+    def take_ready(self) -> list[Any]:
+        return self._settled(super().take_ready())
+
+    async def take(self, *, is_late: bool = False) -> list[Any]:
+        return self._settled(await super().take(is_late=is_late))
+
+    def _settled(self, items: list[Any]) -> list[Any]:
+        """Return the items without their numbers, if they leave the section here."""
+        if not self.pipe.settles:
+            return items
+        self.ledger.hand_on_all([each.key for each in items])
+        return [each.item for each in items]
+
+    def place(self) -> Cursors:
+        """Return where the section is."""
+        return {number_of(self.pipe) or 0: cursor_of_shares(self.ledger, self._marks_at)}
+
+    def _marks_at(self, frontiers: list[int]) -> tuple[list[Mark], DealStart | None]:
+        marks = self._recorded.marks(frontiers)
+        return marks, self._recorded.deal_start(marks)
+
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        stream: WorkerStream | None = self.pipe.stream
+        if stream is None:
+            raise self.pipe.read_twice()
+        if cursor is not None:
+            self._begin_with(
+                [Settled.of_runs(frontier, runs) for frontier, runs in cursor["shares"]],
+                cursor["left_out"],
+            )
+            stream.resume_at(place_of_shares(cursor))
+        return 0
 
 
 class FedFromWorkers(IterDataPipe[Any]):

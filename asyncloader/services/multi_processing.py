@@ -28,6 +28,7 @@ from asyncloader.arguments import (
 from asyncloader.datapipes.edges import pipes_in
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.datapipes.randomness import Shuffling
+from asyncloader.datapipes.recording import Settling
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.datapipes.running.cursors import (
     Cursors,
@@ -56,6 +57,7 @@ from asyncloader.graph.cut import (
     read_again,
 )
 from asyncloader.graph.edit import copy_graph, replaced
+from asyncloader.graph.recorded import goes_on_after, settled_in_worker
 from asyncloader.graph.refusals import Purpose, check_graph, first_refusal
 from asyncloader.graph.settings import SharedPipes
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of
@@ -705,9 +707,14 @@ def divide(graph: Graph, num_workers: int) -> Division:
             take_number_of(stand_in, inlet)
             end = replaced(end, inlet, stand_in)
         if not is_fed:
+            end = settled_in_worker(end)
+            outlet.is_numbered = any(isinstance(pipe, Settling) for pipe in pipes_of(end))
             outlet.length = _dealt_length(end, dispatch, num_workers)
         outlets.append(outlet)
         ends.append(end)
+    for outlet in outlets:
+        if isinstance(outlet, FromWorkers) and outlet.is_numbered:
+            outlet.settles = not goes_on_after(outlet, root)
     readers = [stage_name(pipe) for pipe in breadth_first(root) if is_replayed(pipe)]
     for outlet in outlets:
         outlet.readers = " or ".join(readers)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from asyncloader.arguments import function_name
 from asyncloader.datapipes.base import is_iter_pipe
 from asyncloader.datapipes.patterns import Applier
+from asyncloader.datapipes.recording import Numbering
 from asyncloader.datapipes.replaying import keeps_positions, needs_replay
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
@@ -19,6 +20,7 @@ from asyncloader.datapipes.running.run import Run, RunTree
 from asyncloader.datapipes.running.traits import is_ours, is_without_order, makes_again, stands_in
 from asyncloader.datapipes.splitting import Branch
 from asyncloader.errors import SnapshotError
+from asyncloader.graph.recorded import numbering_of
 from asyncloader.graph.settings import PartSeeds, seed_newcomers, tell_epoch
 from asyncloader.graph.walk import Graph, pipes_of
 from asyncloader.seeds import SeedGenerator
@@ -40,8 +42,14 @@ class PartPipes(list[Any]):
         self.makes_again = any(map(_makes_again, self))
         #: Whether the loader feeds them. Such items cannot be made again.
         self.is_fed = any(isinstance(pipe, FromLoader) for pipe in self)
+        #: The one that numbers items, so that the loader is told what becomes of each, or None.
+        self.numbering = numbering_of(self[0]) if any(map(_tells, self)) else None
         #: The pipes of dealt items, as ``_readings`` finds them.
         self.dealt = list(_readings(self))
+
+
+def _tells(pipe: Any) -> bool:
+    return isinstance(pipe, Numbering) and pipe.tells
 
 
 def _makes_again(pipe: Any) -> bool:

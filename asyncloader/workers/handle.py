@@ -40,6 +40,7 @@ from asyncloader.workers.messages import (
     DealtMark,
     EndEpoch,
     FrameKind,
+    LeftOut,
     Ready,
     Report,
     StartFailed,
@@ -283,14 +284,19 @@ class WorkerHandle:
             case StartFailed(epoch, error):
                 if epoch == self._epoch:
                     self._fail_to_start(epoch, unpack_error(error))
-            case StreamEnded(epoch, stream, tally):
+            case StreamEnded(epoch, stream, tally, told):
                 if epoch == self._epoch:
                     self.tally = tally
+                    self._inbox(stream).hear(told)
                     self._inbox(stream).end()
-            case StreamFailed(epoch, stream, error, tally):
+            case StreamFailed(epoch, stream, error, tally, told):
                 if epoch == self._epoch:
                     self.tally = tally
+                    self._inbox(stream).hear(told)
                     self._inbox(stream).end(unpack_error(error))
+            case LeftOut(epoch, stream, told):
+                if epoch == self._epoch:
+                    self._inbox(stream).hear(told)
             case DealtMark(epoch, mark):
                 if epoch == self._epoch:
                     self.dealing.note(mark)

@@ -13,8 +13,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from asyncloader.datapipes.envelope import Key
+from asyncloader.datapipes.recording import Ledger, NumberedItem, Settled
+from asyncloader.datapipes.running.cursor_history import newest, thinned
 from asyncloader.errors import TransportError
-from asyncloader.places.marks import FIRST, Mark, Noted
+from asyncloader.places.marks import FIRST, Mark, Noted, load_mark, load_told
+from asyncloader.places.stream_place import WorkerStart, start_after_arrived
 from asyncloader.runtime import in_thread
 from asyncloader.transport.codec import Decoder, Payload
 from asyncloader.transport.raw_arrays import import_torch
@@ -27,6 +31,62 @@ class _Arrived(NamedTuple):
     mark: Noted
     told: bytes
     cost: int
+    #: The numbers of the items, where it is recorded what becomes of them.
+    keys: list[Key]
+
+
+class ShareRecord:
+    """What has come of one worker's share of a section, and from where it can be made again.
+
+    The item ``index`` of share ``share`` of ``shares`` is number ``index * shares + share``.
+    """
+
+    def __init__(self, ledger: Ledger, share: int, shares: int, start: WorkerStart) -> None:
+        self.ledger = ledger
+        self._share = share
+        self._shares = shares
+        frontier, runs = start.settled or (0, [])
+        #: The items that have come, or were left out: no other worker makes them again.
+        self._come = Settled.of_runs(frontier, runs)
+        # The marks, oldest first, each with the first of the items that are made again from there.
+        self._marks = [(start.mark.position, start.mark)]
+
+    def note(self, mark: bytes) -> None:
+        """Add a mark that came."""
+        loaded = load_mark(mark)
+        first = newest(self._marks, self.ledger.frontier(self._share))
+        # One assignment: a thread that reads meanwhile sees the old list or the new one.
+        self._marks = [*thinned(self._marks[first:]), (loaded.position, loaded)]
+
+    def hear(self, told: bytes) -> list[Key]:
+        """Settle what was left out; return the numbers of the items that come."""
+        keys, left_out = load_told(told)
+        numbers = list(map(self._number, keys))
+        for key in keys:
+            self._add(key)
+        for reason, key in left_out:
+            self._add(key)
+            self.ledger.leave_out(self._number(key), reason)
+        return numbers
+
+    def mark_at(self, frontier: int) -> Mark:
+        """Return the newest mark from which all items from ``frontier`` on are made again."""
+        marks = self._marks
+        return marks[newest(marks, frontier)][1]
+
+    def start_after_arrived(self) -> WorkerStart:
+        """Return where another worker makes what has not come."""
+        frontier = self._come.frontier
+        return WorkerStart(self.mark_at(frontier), 0, (frontier, self._come.runs()))
+
+    def _add(self, key: Key) -> None:
+        for index in (key,) if isinstance(key, int) else key:
+            self._come.add(index)
+
+    def _number(self, key: Key) -> Key:
+        if isinstance(key, int):
+            return key * self._shares + self._share
+        return tuple(index * self._shares + self._share for index in key)
 
 
 class Inbox:
@@ -49,6 +109,8 @@ class Inbox:
         self._most_credits = 0
         #: The pieces of the frames that were opened, if somebody keeps them.
         self.told: deque[bytes] = deque(maxlen=0)
+        #: What became of its items, where that is recorded: they come with their numbers then.
+        self.record: ShareRecord | None = None
         #: Whether the worker was asked for a frame that has not arrived yet.
         self.is_asked = False
         self.error: BaseException | None = None
@@ -72,12 +134,28 @@ class Inbox:
         if self.is_refused:
             self._decoder.give_back(frame)
             return
+        keys: list[Key] = []
+        if self.record is not None:
+            if note.mark:
+                self.record.note(note.mark)
+            keys, note = self.record.hear(note.told), NO_NOTE
         if note.mark:
             self.latest_mark = Noted(self.arrived, note.mark)
         if note.told:
             self.latest_mark.told.append(note.told)
         self.arrived += frame.items
-        self.frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost))
+        self.frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost, keys))
+
+    def hear(self, told: bytes) -> None:
+        """Note what a worker has left out since the frame before."""
+        if self.record is not None and told:
+            self.record.hear(told)
+
+    def start_after_arrived(self) -> WorkerStart:
+        """Return where another worker resumes after all items that have arrived."""
+        if self.record is not None:
+            return self.record.start_after_arrived()
+        return start_after_arrived(self.latest_mark, self.arrived)
 
     def continue_with(self, decoder: Decoder) -> None:
         """Continue with frames from another worker."""
@@ -114,13 +192,17 @@ class Inbox:
         frame = self.frames[0].frame
         if not even_slow and (frame.is_slow or (frame.is_large and self._would_copy())):
             return 0
-        frame, decoder, self.mark, told, self._cost = self.frames.popleft()
+        frame, decoder, self.mark, told, self._cost, keys = self.frames.popleft()
         refused = decoder.refused
         if told:
             self.told.append(told)
         items = decoder.items(frame)
         if decoder.refused != refused:
             items = self._up_to_refused(items)
+        if self.record is not None:
+            ledger = self.record.ledger
+            numbered = zip(keys, items, strict=False)
+            items = [NumberedItem(key, item, ledger) for key, item in numbered]
         self._items, self.left = items, len(items)
         return self.left
 

@@ -7,10 +7,12 @@ new marks between frames.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from time import perf_counter, thread_time
 from typing import Any
 
+from asyncloader.datapipes.recording import NumberingPass, Recorded, Telling
 from asyncloader.datapipes.replaying import begin_unordered
 from asyncloader.datapipes.running.cursor_history import Pace
 from asyncloader.datapipes.running.cursors import (
@@ -20,8 +22,9 @@ from asyncloader.datapipes.running.cursors import (
     dropped,
     put_cursor,
 )
-from asyncloader.datapipes.running.unordered import Piece, telling
-from asyncloader.places.marks import FIRST, Mark
+from asyncloader.datapipes.running.unordered import telling
+from asyncloader.errors import LoaderError
+from asyncloader.places.marks import FIRST, Mark, SettledRuns
 from asyncloader.places.random_states import RandomStates, set_states
 from asyncloader.workers.dispatch_source import FromDispatcher
 from asyncloader.workers.graph_part import Branches, PreparedPart
@@ -34,7 +37,12 @@ class Marker:
     """
 
     def __init__(
-        self, prepared: PreparedPart, states: RandomStates, mark: Mark = FIRST, unwanted: int = 0
+        self,
+        prepared: PreparedPart,
+        states: RandomStates,
+        mark: Mark = FIRST,
+        unwanted: int = 0,
+        settled: SettledRuns | None = None,
     ) -> None:
         self._run, self._pipes = prepared
         self._states = states
@@ -43,16 +51,18 @@ class Marker:
         self._pace = Pace()
         #: The first mark, if it has cursors that the loader does not know.
         self._beginning: Mark | None = None
-        #: Whether ``pieces`` has to be asked for what pipes without order have yielded.
+        #: Whether ``told`` has to be asked for what pipes without order have yielded.
         self.tells = False
         self._told = telling((), self._run.tree.yield_order_of)
+        # What is settled of the items, where that is recorded.
+        self._settled = settled
         #: How many items of the epoch's stream come before the first that is sent.
         self.first = mark.position + unwanted
 
     def begin(self, *, tells: bool = False) -> Iterator[Any]:
         """Return the stream's items, without those that were sent before.
 
-        With ``tells``, ``pieces`` returns what pipes without order yield.
+        With ``tells``, ``told`` returns what pipes without order yield.
         """
         mark = self._from
         pipes = self._pipes
@@ -62,6 +72,8 @@ class Marker:
         if mark.states is not None:
             set_states(mark.states)
         run = self._run
+        if self._settled is not None:
+            return self._begin_section(*self._settled)
         if pipes.unordered:
             cursors = begin_unordered(run.tree, pipes, mark.cursors)
             self._beginning = Mark(mark.position, cursors, mark.states)
@@ -75,11 +87,29 @@ class Marker:
             run.resume(mark.position, mark.cursors)
         return dropped(run.begin(), self._unwanted)
 
+    def _begin_section(self, frontier: int, runs: list[list[int]]) -> Iterator[Any]:
+        """Return the items of a section; those that are settled are not made again."""
+        numbering = self._pipes.numbering
+        if numbering is None:
+            raise LoaderError("a reset has taken out the pipes that record what becomes of items")
+        self.tells = True
+        own = {numbering.number: Recorded(frontier=frontier, settled=runs).saved()}
+        self._run.tree.set_start(numbering, {**self._from.cursors, **own})
+        return self._run.begin()
+
+    def _numbered(self) -> NumberingPass | None:
+        """Return what numbers the items, once it has begun."""
+        found: NumberingPass | None = self._run.tree.latest_pass(self._pipes.numbering)
+        return found
+
     def mark(self, position: int) -> Mark | None:
         """Return a mark after ``position`` items, or None if none is due.
 
-        Its cursors may still grow until its frame is sent.
+        Its cursors may still grow until its frame is sent. In a section it is after the items
+        that are settled.
         """
+        if self._settled is not None:
+            return self._mark_of_section()
         if position == self.first:
             beginning, self._beginning = self._beginning, None
             return beginning
@@ -98,6 +128,20 @@ class Marker:
             return None
         return Mark(position, cursors, states)
 
+    def _mark_of_section(self) -> Mark | None:
+        numbered = self._numbered()
+        if numbered is None or perf_counter() < self._pace.not_before:
+            return None
+        begun = thread_time()
+        frontier, cursors = numbered.source_place()
+        if self._pipes.dealt:
+            self._note_dealt(cursors)
+        states = self._states.changed()
+        self._pace.made(begun)
+        if states is not None and self._pipes.makes_again:
+            return None
+        return Mark(frontier, cursors, states)
+
     def _note_dealt(self, cursors: Cursors) -> None:
         """Add how many of the dealt items are not needed to resume from here.
 
@@ -108,9 +152,20 @@ class Marker:
             taken = 0 if is_replayed else _least_taken(inlet, branches, cursors)
             put_cursor(inlet, {"taken": taken}, cursors)
 
-    def pieces(self) -> list[Piece]:
-        """Return what pipes without order have yielded since the last call."""
-        return self._told()
+    def told(self, count: int) -> bytes:
+        """Return what the loader is told with the next ``count`` items, or b""."""
+        if self._settled is None:
+            pieces = self._told() if self.tells else []
+            return pickle.dumps(pieces, protocol=5) if pieces else b""
+        numbered = self._numbered()
+        ledger = None if numbered is None else numbered.ledger
+        told = ledger.told(count) if isinstance(ledger, Telling) else None
+        return b"" if told is None else pickle.dumps(told, protocol=5)
+
+    def tell_by(self, tell: Callable[[], object]) -> None:
+        """Let ``tell`` be called now and then, where items are left out and none is sent."""
+        if self._settled is not None:
+            self._run.tree.tell = tell
 
 
 def dealt_before(inlet: FromDispatcher, cursors: Cursors) -> int:

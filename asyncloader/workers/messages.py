@@ -5,7 +5,7 @@ This file is about the messages, in either direction, and about the frames of it
     loader ──▶ worker       Setup, then per epoch StartEpoch, BeginStream for each stream,
                             Grant …, Hurry …, EndEpoch; an Instruction at any time
     worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed;
-                            Tallied …
+                            LeftOut …, Tallied …
     dispatcher ──▶ worker   items …, and StreamEnded, StreamFailed or EndEpoch
     worker ──▶ dispatcher   Grant
     all                     slots of shared memory that are free again
@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.running.unordered import Piece
 from asyncloader.errors import TransportError
-from asyncloader.places.marks import FIRST, DealStart, Mark, dump_mark
+from asyncloader.places.marks import FIRST, DealStart, Mark, SettledRuns, dump_mark
 from asyncloader.seeds import SeedGenerator
 from asyncloader.worker_info import WorkerInfo
 
@@ -78,7 +77,8 @@ class BeginStream:
     """Begin to send a stream, with these credits at first.
 
     With ``one_by_one`` every item has a frame of its own. The stream resumes from ``mark``;
-    the first ``unwanted`` items from there are made but not sent.
+    the first ``unwanted`` items from there are made but not sent. Where it is recorded what becomes
+    of each item, ``settled`` is the first that is not settled, and runs of those settled after it.
     """
 
     epoch: int
@@ -87,6 +87,7 @@ class BeginStream:
     one_by_one: bool
     mark: Mark = FIRST
     unwanted: int = 0
+    settled: SettledRuns | None = None
 
 
 #: How many items, and how many bytes, one credit allows; one larger item also costs one.
@@ -168,12 +169,13 @@ class StartFailed:
 class StreamEnded:
     """Every item of the stream was sent.
 
-    ``tally`` is what the process has done in the epoch, as in ``Tallied``.
+    ``tally`` is what the process has done in the epoch, as in ``Tallied``; ``told`` as in a Note.
     """
 
     epoch: int
     stream: int
     tally: bytes = field(default=b"", compare=False)
+    told: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,16 @@ class StreamFailed:
     stream: int
     error: bytes
     tally: bytes = field(default=b"", compare=False)
+    told: bytes = b""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Items were left out since the frame before; ``told`` as in a Note."""
+
+    epoch: int
+    stream: int
+    told: bytes
 
 
 @dataclass(frozen=True)
@@ -206,10 +218,10 @@ class Tallied:
 Dealt = StreamEnded | StreamFailed | EndEpoch
 
 Command = Setup | StartEpoch | BeginStream | Grant | Hurry | EndEpoch | Instruction
-Report = Ready | StartFailed | StreamEnded | StreamFailed | DealtMark | Tallied
+Report = Ready | StartFailed | StreamEnded | StreamFailed | LeftOut | DealtMark | Tallied
 
 _COMMANDS = (Setup, StartEpoch, BeginStream, Grant, Hurry, EndEpoch, Instruction)
-_REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, DealtMark, Tallied)
+_REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, LeftOut, DealtMark, Tallied)
 NO_EPOCH = 0
 
 _DEALT = (StreamEnded, StreamFailed, EndEpoch)
@@ -287,16 +299,14 @@ class Note(NamedTuple):
 
     #: A mark before the frame's items.
     mark: bytes = b""
-    #: What pipes without order have yielded since the frame before.
+    #: What pipes without order have yielded since the frame before; or, where it is recorded what
+    #: becomes of each item, the numbers of the frame's items and what was left out since.
     told: bytes = b""
 
     @classmethod
-    def of(cls, mark: Mark | None, pieces: list[Piece]) -> Note:
-        """Return the note with a mark and pieces, if there are any."""
-        return cls(
-            b"" if mark is None else dump_mark(mark),
-            pickle.dumps(pieces, protocol=5) if pieces else b"",
-        )
+    def of(cls, mark: Mark | None, told: bytes) -> Note:
+        """Return the note with a mark, if there is one, and what is told."""
+        return cls(b"" if mark is None else dump_mark(mark), told)
 
 
 NO_NOTE = Note()

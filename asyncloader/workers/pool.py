@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from asyncloader.datapipes.base import homes_of_methods
 from asyncloader.errors import ResourceExhausted, WorkerDied, WorkerStartupError, WorkerTimeout
 from asyncloader.places.marks import FIRST, DealStart
-from asyncloader.places.stream_place import Dealing, StreamPlace, WorkerStart, start_after_arrived
+from asyncloader.places.stream_place import Dealing, StreamPlace, WorkerStart
 from asyncloader.runtime import descriptors_for
 from asyncloader.seeds import SeedGenerator
 from asyncloader.system import channel_pair
@@ -279,10 +279,7 @@ class WorkerPool:
 
     def _hand_over(self, lost: WorkerHandle, handle: WorkerHandle) -> None:
         assert self._start is not None
-        starts = {
-            number: start_after_arrived(inbox.latest_mark, inbox.arrived)
-            for number, inbox in lost.inboxes.items()
-        }
+        starts = {number: inbox.start_after_arrived() for number, inbox in lost.inboxes.items()}
         handle.take_over(lost)
         orders = [self._order(number, start) for number, start in starts.items()]
         handle.send(self._start, *orders)
@@ -293,7 +290,7 @@ class WorkerPool:
             return None
         number = self._deal.stream
         inboxes = [handle.inboxes[number] for handle in self.handles if number in handle.inboxes]
-        marks = [inbox.latest_mark.read() for inbox in inboxes]
+        marks = [inbox.start_after_arrived().mark for inbox in inboxes]
         return self._dispatcher.dealing.start(marks) if marks else None
 
     async def _read_to_the_end(self, lost: list[WorkerHandle]) -> None:
@@ -326,7 +323,9 @@ class WorkerPool:
             # them, so every item is sent alone.
             return BeginStream(self._epoch, number, UNBOUNDED, one_by_one=True)
         credits = self.settings.credits
-        return BeginStream(self._epoch, number, credits, credits == 0, start.mark, start.unwanted)
+        return BeginStream(
+            self._epoch, number, credits, credits == 0, start.mark, start.unwanted, start.settled
+        )
 
     def _is_lost_for_good(self, handle: WorkerHandle) -> bool:
         """Whether a process's yielded items are unknown; if so, set its failure to say it."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -29,6 +30,7 @@ from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     CREDIT_ITEMS,
     NO_NOTE,
+    LeftOut,
     Note,
     StreamEnded,
     StreamFailed,
@@ -78,6 +80,7 @@ class Stream:
         self._pipe = pipe
         self._items: Iterator[Any] | None = None
         self._marker = marker
+        marker.tell_by(self._tell)
         self._mark: Mark | None = None
         #: How many items were sent, including those of earlier workers in this epoch.
         self.made = marker.first
@@ -125,7 +128,8 @@ class Stream:
             self.send()
         if self._ending and not self._packing.count and not self.is_over:
             self.is_over = True
-            self._conversation.report(*self._ending)
+            (ending,) = self._ending
+            self._conversation.report(replace(ending, told=self._told(0)))
 
     def send_if_late(self) -> bool:
         """Send the open frame if its first item has waited long enough.
@@ -207,10 +211,19 @@ class Stream:
                 self.sent = monotonic()
                 self.made += count
                 mark, self._mark = self._mark, None
-                pieces = self._marker.pieces() if self._marker.tells else []
-                note = NO_NOTE if mark is None and not pieces else Note.of(mark, pieces)
+                told = self._told(count)
+                note = NO_NOTE if mark is None and not told else Note.of(mark, told)
                 self.is_over = self.is_over or bool(ending)
                 self._conversation.send_items(self.epoch, self.number, cost, items, note, ending)
+
+    def _told(self, count: int) -> bytes:
+        return self._marker.told(count) if self._marker.tells else b""
+
+    def _tell(self) -> None:
+        """Tell the loader what was left out since the frame before; in any thread."""
+        with self._lock:
+            if not self.is_over and (told := self._told(0)):
+                self._conversation.report(LeftOut(self.epoch, self.number, told))
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; return whether to send the frame now."""

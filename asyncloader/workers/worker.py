@@ -242,7 +242,7 @@ class Worker:
             number=command.stream,
             credits=command.credits,
             one_by_one=command.one_by_one,
-            marker=Marker(part, RandomStates(), command.mark, command.unwanted),
+            marker=Marker(part, RandomStates(), command.mark, command.unwanted, command.settled),
             sent=self._sent.get(command.stream, 0.0),
         )
         self._streams[command.stream] = stream

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from asyncloader.datapipes.recording import Ledger
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.unordered import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
-from asyncloader.places.marks import load_told
+from asyncloader.places.marks import DealStart, Mark, load_told
 from asyncloader.places.stream_place import Dealing, Stand, StreamPlace, first_place
 from asyncloader.waiting import LoopWaiter, WaitTimer, do_nothing
 from asyncloader.workers.handle import WorkerHandle
-from asyncloader.workers.inbox import Inbox, Merge, TakeAsReady, TakeInRuns, TakeInTurn
+from asyncloader.workers.inbox import Inbox, Merge, ShareRecord, TakeAsReady, TakeInRuns, TakeInTurn
 from asyncloader.workers.messages import Grant, Hurry, Instruction
 
 logger = logging.getLogger("asyncloader")
@@ -86,8 +87,11 @@ class WorkerStream:
         self._listener: Callable[[], object] = do_nothing
         self._is_taking = False
         self._settings = settings
-        self._place = first_place(settings.num_workers)
+        #: Whether it is recorded what becomes of each item.
+        self.is_recorded = False
+        self._resumed: StreamPlace | None = None
         self._keeps_told = False
+        self._ledger: Ledger | None = None
         self._runs: Sequence[Sequence[int]] = ()
         self._inboxes: list[Inbox] = []
         self._merge: Merge = _NOTHING
@@ -112,11 +116,28 @@ class WorkerStream:
 
         A run is a worker and how many of its items are taken in a row.
         """
-        self._place, self._runs = place, runs
+        self._resumed, self._runs = place, runs
 
     def keep_told(self) -> None:
         """Keep the pieces that come with opened frames; call this before the first ``take``."""
         self._keeps_told = True
+
+    def record_in(self, ledger: Ledger) -> None:
+        """Record in a ledger what becomes of each item; call this before the first ``take``."""
+        self._ledger = ledger
+
+    def marks(self, frontiers: Sequence[int]) -> list[Mark]:
+        """Return from where each worker makes again all from a frontier on, in a section."""
+        if not self._inboxes:
+            return [start.mark for start in self.first_place.starts]
+        pairs = zip(self._inboxes, frontiers, strict=True)
+        return [inbox.record.mark_at(frontier) for inbox, frontier in pairs if inbox.record]
+
+    def deal_start(self, marks: Sequence[Mark]) -> DealStart | None:
+        """Return where dealing resumes for workers that resume at these marks, if one deals."""
+        if not self._inboxes:
+            return self.first_place.deal
+        return None if self._dealing is None else self._dealing.start(marks)
 
     def told(self) -> Iterator[tuple[int, list[Piece]]]:
         """Yield each worker with the pieces of its frames that were opened since the last call."""
@@ -137,12 +158,12 @@ class WorkerStream:
     @property
     def first_place(self) -> StreamPlace:
         """Where the stream begins."""
-        return self._place
+        return self._resumed or first_place(self.workers, is_recorded=self.is_recorded)
 
     def positions(self) -> list[int]:
         """Return how many items of each worker were taken."""
         if not self._inboxes:
-            return [start.position for start in self._place.starts]
+            return [start.position for start in self.first_place.starts]
         return [inbox.position for inbox in self._inboxes]
 
     def stand(self, taken: int, later: Cursor | None) -> Stand:
@@ -155,15 +176,18 @@ class WorkerStream:
         """Let the workers begin, unless they have begun."""
         if self._inboxes:
             return
-        self._inboxes = self._pool.begin_stream(self._number, self._place)
+        self._inboxes = self._pool.begin_stream(self._number, self.first_place)
         self._dealing = self._pool.dealing_of(self._number)
         for inbox in self._inboxes:
             # A grant wakes the worker, so collect several; it has other credits meanwhile.
             inbox.on_credits(self._grant, more_than=self._settings.credits // 2)
             if self._keeps_told:
                 inbox.told = deque()
+        if self._ledger is not None:
+            for inbox, start in zip(self._inboxes, self.first_place.starts, strict=True):
+                inbox.record = ShareRecord(self._ledger, inbox.worker, self.workers, start)
         order = TakeInTurn if self._settings.in_order else TakeAsReady
-        following = order(self._inboxes[worker] for worker in self._place.turns)
+        following = order(self._inboxes[worker] for worker in self.first_place.turns)
         runs = ((self._inboxes[worker], count) for worker, count in self._runs)
         self._merge = TakeInRuns(runs, following) if self._runs else following
 

@@ -10,17 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
+import signal
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    get_worker_info,
+)
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from asyncloader.graph import to_text
 
 SIZES = (0, 1, 7, 40, 150)
+IN_WORKERS = SHARDING_PRIORITIES.MULTIPROCESSING
 
 
 class Unlucky(Exception):
@@ -28,22 +37,43 @@ class Unlucky(Exception):
 
 
 class Chance:
-    """Functions that answer differently each time, and the numbers that they were called with."""
+    """Functions that answer differently each time.
 
-    def __init__(self, seed: int) -> None:
+    The numbers that they are called with are written to a file, from any process. Workers are
+    killed with some probability at each call.
+    """
+
+    def __init__(self, seed: int, calls: str = os.devnull, kills: float = 0.0) -> None:
         self._random = random.Random(seed)
-        self.called: set[int] = set()
+        self._seed = seed
+        self._calls = calls
+        self._kills = kills
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Each process has an order of its own, also that which takes the place of another.
+        self.__dict__ = state | {"_random": random.Random(f"{state['_seed']} {os.getpid()}")}
+
+    def called(self) -> set[int]:
+        """Return the numbers that the functions were called with."""
+        with open(self._calls, encoding="ascii") as file:
+            return set(map(int, file.read().split()))
+
+    def _note(self, item: Any) -> None:
+        with open(self._calls, "a", encoding="ascii") as file:
+            file.write("".join(f"{number} " for number in numbers_in(item)))
+        if get_worker_info() is not None and self._random.random() < self._kills:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def work(self, item: Any) -> Any:
         """Return the item, or fail."""
-        self.called.update(numbers_in(item))
+        self._note(item)
         if self._random.random() < 0.05:
             raise ValueError("not this time")
         return item
 
     def risk(self, item: Any) -> Any:
         """Return the item, or end the run."""
-        self.called.update(numbers_in(item))
+        self._note(item)
         if self._random.random() < 0.01:
             raise Unlucky
         return item
@@ -56,7 +86,7 @@ class Chance:
 
     def likes(self, item: Any) -> bool:
         """Say yes, most of the time."""
-        self.called.update(numbers_in(item))
+        self._note(item)
         return self._random.random() < 0.8
 
     def key(self, item: Any) -> int:
@@ -110,6 +140,12 @@ BEFORE: list[Step] = [
     lambda pipe, draw, chance: pipe.async_map(slow, concurrency=3, ordered=False),
 ]
 
+DIVIDED: list[Step] = [
+    lambda pipe, draw, chance: pipe.sharding_filter(),
+    lambda pipe, draw, chance: pipe.sharding_filter().map(same),
+    lambda pipe, draw, chance: pipe.sharding_round_robin_dispatch(IN_WORKERS),
+]
+
 FIRST: list[Step] = [
     lambda pipe, draw, chance: pipe.async_map(
         chance.ask,
@@ -140,6 +176,7 @@ BEHIND: list[Step] = [
     lambda pipe, draw, chance: pipe.thread_map(chance.risk, concurrency=2),
     lambda pipe, draw, chance: pipe.collate(same),
     lambda pipe, draw, chance: pipe.set_length(7),
+    lambda pipe, draw, chance: pipe.batch(2, across_workers=True),
     lambda pipe, draw, chance: pipe.groupby(
         chance.key, buffer_size=20, group_size=3, guaranteed_group_size=1
     ),
@@ -176,7 +213,9 @@ class Line:
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
-        self._in_workers = self._draw.random() < 0.1
+        #: Whether workers run what is before the section, or the section too.
+        self._in_workers = self._draw.choices(("", "before", "section"), (8, 1, 3))[0]
+        self._kills = self._in_workers == "section" and self._draw.random() < 0.3
         self._acknowledges = self._draw.random() < 0.5
         #: What was delivered in this run and is not acknowledged, with its numbers.
         self._waiting: list[tuple[list[int], tuple[int, ...]]] = []
@@ -188,10 +227,15 @@ class Line:
         for _ in range(draw.randint(0, 2)):
             # What has no order cannot be divided among workers.
             pipe = draw.choice(BEFORE[: -1 if self._in_workers else None])(pipe, draw, chance)
-        if self._in_workers:
-            pipe = pipe.sharding_filter().prefetch(2)
-        # The number of an item is its place in this stream. This pipe is not in workers.
-        pipe = pipe.batch(1, across_workers=True).enumerate().map(index_of)
+        # The number of an item is its place in this stream.
+        if self._in_workers == "section":
+            pipe = pipe.enumerate().map(index_of)
+            pipe = draw.choice(DIVIDED)(pipe, draw, chance)
+        else:
+            if self._in_workers:
+                pipe = pipe.sharding_filter().prefetch(2)
+            # This pipe is not in workers.
+            pipe = pipe.batch(1, across_workers=True).enumerate().map(index_of)
         pipe = draw.choice(FIRST)(pipe, draw, chance)
         for _ in range(draw.randint(0, 4)):
             pipe = draw.choice(BEHIND)(pipe, draw, chance)
@@ -211,7 +255,13 @@ class Line:
 
     def _run(self) -> bool:
         """Run until some item, and maybe on without a later state; whether the end was seen."""
-        chance = Chance(self._draw.randrange(2**32))
+        with tempfile.TemporaryDirectory() as folder:
+            calls = os.path.join(folder, "calls")
+            open(calls, "w", encoding="ascii").close()
+            kills = 0.01 if self._kills else 0.0
+            return self._run_with(Chance(self._draw.randrange(2**32), calls, kills))
+
+    def _run_with(self, chance: Chance) -> bool:
         self._waiting.clear()
         loader: DataLoader2[Any] = DataLoader2(
             self.graph(chance),
@@ -230,12 +280,18 @@ class Line:
             is_over = asyncio.run(self._async_run(loader, steps, more))
         else:
             is_over = self._sync_run(loader, steps, more)
-        self.again |= chance.called & settled
+        self.again |= chance.called() & settled
         return is_over
 
     def _service(self) -> Any:
         if self._in_workers:
-            return MultiProcessingReadingService(num_workers=self._draw.choice((1, 2)))
+            least = 1 if self._in_workers == "before" else 0
+            return MultiProcessingReadingService(
+                num_workers=self._draw.randint(least, 3),
+                in_order=self._draw.random() < 0.8 or self._in_workers == "before",
+                on_worker_death="restart" if self._kills else None,
+                max_restarts=1000,
+            )
         return self._draw.choice((None, InProcessReadingService(prefetch_cnt=3)))
 
     def _sync_run(self, loader: Any, steps: int, more: int) -> bool:
@@ -349,7 +405,15 @@ def settled_in(state: dict[str, Any]) -> set[int]:
     found: set[int] = set()
     for cursor in json.loads(state["position"]["cursors"]).values():
         if "frontier" in cursor:
-            found.update(range(cursor["frontier"]))
-            for first, length in cursor["settled"]:
-                found.update(range(first, first + length))
+            found.update(numbers_of(cursor["frontier"], cursor["settled"]))
+        shares = cursor.get("shares", ())
+        for at, share in enumerate(shares):
+            found.update(index * len(shares) + at for index in numbers_of(*share))
     return found
+
+
+def numbers_of(frontier: int, runs: list[list[int]]) -> Iterator[int]:
+    """Yield all before a frontier, and those in runs after it."""
+    yield from range(frontier)
+    for first, length in runs:
+        yield from range(first, first + length)

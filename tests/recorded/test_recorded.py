@@ -8,6 +8,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 
 import pytest
 
@@ -20,7 +23,7 @@ from asyncloader import (
 from asyncloader.datapipes import recording
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.errors import LoaderError, SnapshotError
+from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.refusals import Purpose, refusals
 from tests.processes.scripts import ROOT
 from tests.recorded.lines import settled_in
@@ -213,13 +216,102 @@ def test_workers_above_a_section_may_be_others_after_a_resume(workers):
     assert len(set(seen)) == len(seen) == 60 - left_out
 
 
-def test_the_functions_of_a_section_run_in_the_loaders_process():
-    graph = IterableWrapper(range(6)).sharding_filter().map(lambda _: os.getpid())
-    graph = graph.map(lambda pid: (pid, os.getpid()), repeatable=False)
-    with DataLoader2(graph, None, MultiProcessingReadingService(num_workers=2)) as loader:
-        above, own = zip(*loader, strict=True)
-    assert set(own) == {os.getpid()}
-    assert os.getpid() not in above
+def in_workers(graph, count=2, **settings):
+    return DataLoader2(graph, None, MultiProcessingReadingService(count, **settings), seed=1)
+
+
+def test_the_functions_of_a_section_run_where_their_pipes_run():
+    graph = IterableWrapper(range(6)).sharding_filter().map(lambda _: os.getpid(), repeatable=False)
+    with in_workers(graph.map(lambda pid: (pid, os.getpid()))) as loader:
+        pairs = list(loader)
+    assert all(one == other != os.getpid() for one, other in pairs)
+    with in_workers(graph.batch(3, across_workers=True)) as loader:
+        assert [(len(batch), loader.numbers) for batch in loader] == [
+            (3, (0, 1, 2)),
+            (3, (3, 4, 5)),
+        ]
+
+
+def test_a_dead_workers_share_is_gone_on_with_and_nothing_comes_twice(tmp_path):
+    calls = tmp_path / "calls"
+
+    def work(item):
+        with open(calls, "a", encoding="ascii") as file:
+            file.write(f"{item}\n")
+        if item % 50 == 41:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    def deadly_once(item):
+        known = calls.read_text("ascii").split() if calls.exists() else []
+        return work(item) if str(item) not in known or item % 50 != 41 else item
+
+    graph = IterableWrapper(range(200)).sharding_filter().map(deadly_once, repeatable=False)
+    graph = graph.filter(lambda item: random.random() < 0.5).batch(3)
+    with in_workers(graph, on_worker_death="restart") as loader:
+        numbers = [number for _ in loader for number in loader.numbers]
+        left_out = loader.stats().left_out["filter"]
+        assert loader.stats().restarts == 4
+    assert len(set(numbers)) == len(numbers) == 200 - left_out
+    # Only what was in flight in the worker that died was worked on twice.
+    again = [item for item, times in Counter(calls.read_text("ascii").split()).items() if times > 1]
+    assert len(again) <= 4 * 50
+
+
+def test_what_workers_leave_out_is_known_within_a_second_and_at_the_end():
+    def slow(item):
+        time.sleep(0.01)
+        return item == 399
+
+    graph = IterableWrapper(range(400)).sharding_filter().filter(slow, repeatable=False)
+    with in_workers(graph) as loader:
+        items, known = iter(loader), []
+        watching = threading.Thread(
+            target=lambda: known.extend(iter(lambda: seen(loader, len(known)), 2)), daemon=True
+        )
+        watching.start()
+        assert list(items) == [399]
+        watching.join(10)
+        assert loader.stats().left_out == {"filter": 399}
+    assert not watching.is_alive()
+
+
+def seen(loader, before):
+    """Return 2 once more was left out than nothing, although nothing was delivered."""
+    while not loader.stats().left_out:
+        time.sleep(0.01)
+    return 2
+
+
+def test_a_pipe_that_counts_all_items_is_refused_in_workers_by_name():
+    graph = IterableWrapper(range(6)).sharding_filter().map(same, repeatable=False).enumerate()
+    assert list(DataLoader2(graph)) == [(at, at) for at in range(6)]
+    with pytest.raises(ValueError, match=r"enumerate\(.* counts what comes out of map\(same"):
+        list(in_workers(graph))
+
+
+def test_a_pipe_that_a_workers_reset_adds_behind_a_section_is_refused_if_it_loses_places():
+    def batched(pipe, info, seeds):
+        return pipe.batch(2)
+
+    graph = IterableWrapper(range(6)).sharding_filter().map(same, repeatable=False)
+    with (
+        in_workers(graph, worker_reset_fn=batched) as loader,
+        pytest.raises(WorkerStartupError, match=r"batch\(2\) was added by a reading service"),
+    ):
+        next(iter(loader))
+
+
+def test_a_section_resumes_with_other_workers_only_if_its_numbers_are_those_before_the_division():
+    graph = IterableWrapper(range(40)).sharding_filter().batch(2).map(same, repeatable=False)
+    with in_workers(graph) as loader:
+        next(iter(loader))
+        state = loader.state_dict(include_datapipe=False)
+    with in_workers(graph, 3) as loader, pytest.raises(SnapshotError, match=r"batch\(2\) yields"):
+        loader.load_state_dict(state)
+    with in_workers(graph) as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 19
 
 
 def test_a_state_of_before_is_that_of_a_pipe_that_repeats():

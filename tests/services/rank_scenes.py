@@ -265,6 +265,29 @@ async def recorded_and_resumed(workers: int) -> Any:
 
 
 @scene
+async def recorded(workers: int, count: int, states: list[dict[str, Any]] | None) -> Any:
+    """Return the numbers and items of so many, or of the rest, with what was left out by then."""
+    graph = IterableWrapper(range(COUNT)).shuffle().sharding_filter()
+    # Without fullsync a rank may have more items than others.
+    graph = graph.filter(by_chance, repeatable=False).batch(2, across_workers=True)
+    numbers: list[int] = []
+    items: list[int] = []
+    async with loader_of(graph, workers) as loader:
+        if states is None:
+            loader.seed(5)
+        else:
+            loader.load_state_dict(states)
+        async for batch in loader:
+            numbers += loader.numbers
+            items += batch
+            count -= 1
+            if not count:
+                break
+        left_out = sum(loader.stats().left_out.values())
+        return numbers, items, left_out, loader.state_dict(include_datapipe=False)
+
+
+@scene
 async def resumed_after_what_was_acknowledged(workers: int, count: int) -> Any:
     """Return five items, and what comes after a state of which none was acknowledged, or some."""
     graph, states = shuffled().map(double).fullsync(TIMEOUT), []

@@ -102,6 +102,9 @@ class RunTree:
     #: Says how many of the items that a loader has got it needs no more.
     settled_items: Callable[[], int] = staticmethod(lambda: 0)
 
+    #: Tells the loader at once what a worker has left out.
+    tell: Callable[[], object] = staticmethod(lambda: None)
+
     def __init__(self, pipes: Iterable[Any] = ()) -> None:
         self._ids: set[int] = set()
         #: All that it runs.
