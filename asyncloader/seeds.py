@@ -99,8 +99,6 @@ class SeedGenerator:
         #: The number of workers when the state was taken, if it or the number of ranks differs
         #: now; otherwise None.
         self.taken_with: int | None = None
-        #: Whether the workers were taken in turn there; None for a new epoch.
-        self.taken_in_order: bool | None = None
         #: The seed that was adopted from another rank, if any.
         self.adopted: int | None = None
 
@@ -149,7 +147,6 @@ class SeedGenerator:
         clone.is_chosen, clone.adopted = self.is_chosen, self.adopted
         clone.epoch = self.epoch
         clone.resumed_after, clone.taken_with = self.resumed_after, self.taken_with
-        clone.taken_in_order = self.taken_in_order
         clone.padding = self.padding
         return clone
 

@@ -24,7 +24,6 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.datapipes.running.cursor_forms import form_of_pipe, no_cursor
 from asyncloader.datapipes.running.traits import is_sharding
-from asyncloader.datapipes.running.unordered import settled
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import SnapshotError
 from asyncloader.graph import breadth_first, copy_graph
@@ -201,7 +200,7 @@ def test_a_cursor_has_a_form(pipe_class):
     graph = graph_with(pipe_class)
     pipes = breadth_first(iterable_source(graph))
     for cursors in cursors_along(pipes[0])[1]:
-        for number, cursor in settled(cursors).items():
+        for number, cursor in cursors.items():
             pipe, where = pipes[number], f"{inspect.getsourcefile(type(pipes[number]))}"
             form = form_of_pipe(pipe)
             assert form is not no_cursor, (

@@ -19,10 +19,10 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from asyncloader.datapipes.running.cursor_forms import Sieved, State
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.running.run_place import GRACE_SECONDS, telling
-from asyncloader.datapipes.running.unordered import positions_for
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
 from asyncloader.deadline import time_left
 from asyncloader.runtime import begin_task
@@ -241,27 +241,38 @@ class AheadPass(Pass[T]):
         self.room = 0
         #: Pauses what reads the source and begins the calls.
         self.pause_ahead: Callable[[bool], None] = nothing_ahead
-        self.positions = positions_for(pipe, run.tree.yield_order_of(pipe))
+        #: How many items were read, and of how many the results were yielded, or left out.
+        self.read = self.done = 0
         # Such a pass needs no cursor: its reader's position says it all.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
 
-    def begin(self) -> int:
-        """Note that an item was read; return its position, or BEFORE if it is done already."""
-        return self.positions.begin()
+    @property
+    def has_place(self) -> bool:  # type: ignore[override]  # of one pipe it is always the same
+        """Whether it can begin elsewhere than at its first item: not without an order."""
+        return bool(self.pipe.ordered)
 
-    def finish(self, position: int, result: Any) -> Any:
+    def lags(self) -> bool:
+        return self.has_place
+
+    def begin(self) -> int:
+        """Note that an item was read; return its position."""
+        position = self.read
+        self.read += 1
+        return position
+
+    def finish(self, result: Any) -> Any:
         """Return what to yield for a result, or SKIPPED; raise if it is an error."""
         if result.__class__ is Failure:
             result = answered(result, self)
         if result is not SKIPPED:
             self.yielded += 1
-        self.positions.finish(position, self.yielded, self.errors)
+        self.done += 1
         return result
 
     @property
     def taken(self) -> int:
         """How many items were read."""
-        return self.positions.read
+        return self.read
 
     def fullness(self) -> tuple[int, int]:
         return len(self.calls), self.room
@@ -272,20 +283,19 @@ class AheadPass(Pass[T]):
     def cursor(self) -> Cursor:
         if self.is_one_to_one:
             return {}
-        return self.positions.state(self.yielded, self.errors).saved()
+        return Sieved(taken=self.done, yielded=self.yielded, errors=self.errors).saved()
 
     def needs(self) -> int:
-        return self.positions.oldest()
+        return self.done
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if self.is_one_to_one:
             cursor = {"taken": position, "yielded": position, "errors": 0}
         if cursor is None:
             return position
-        self.yielded, self.errors = self.positions.resume_at(cursor, position)
-        # The own cursor keeps all later entries alive, so the source must not hold it.
-        above = {place: each for place, each in cursors.items() if each is not cursor}
-        self.source.resume(self.positions.oldest(), above)
+        self.yielded, self.errors = cursor["yielded"], cursor["errors"]
+        self.read = self.done = cursor["taken"]
+        self.source.resume(self.done, cursors)
         return position - self.yielded
 
 
@@ -312,67 +322,52 @@ class OldestFirst(Generic[C]):
         """Whether there is one to take."""
         return bool(self._calls) and self._calls[0][0] in self._done
 
-    def take(self) -> tuple[int, C]:
-        """Return the next, with the position of its item."""
+    def take(self) -> C:
+        """Return the next."""
         position, call = self._calls.popleft()
         self._done.remove(position)
-        return position, call
+        return call
 
     def clear(self) -> None:
         """Forget them all."""
         self._calls.clear()
         self._done.clear()
 
-    def wants(self, position: int) -> bool:
-        """Whether none can be taken before the item at a position, or a later one, is begun."""
-        return False
-
 
 class ReadyFirst(Generic[C]):
-    """Calls whose results are taken as they finish, after the positions in ``turns``."""
+    """Calls whose results are taken as they finish."""
 
-    def __init__(self, turns: deque[int]) -> None:
-        self._turns = turns
-        self._ready: deque[tuple[int, C]] = deque()
-        self._early: dict[int, C] = {}
+    def __init__(self) -> None:
+        self._ready: deque[C] = deque()
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._early)
+        return len(self._ready)
 
     def begun(self, position: int, call: C) -> None:
         """Note that the item at a position has its call."""
 
     def finished(self, position: int, call: C) -> None:
         """Note that a call is done."""
-        if not self._turns:
-            self._ready.append((position, call))
-            return
-        self._early[position] = call
-        while self._turns and self._turns[0] in self._early:
-            turn = self._turns.popleft()
-            self._ready.append((turn, self._early.pop(turn)))
-        if not self._turns:
-            self._ready.extend(self._early.items())
-            self._early.clear()
+        self._ready.append(call)
 
     def is_ready(self) -> bool:
         """Whether there is one to take."""
         return bool(self._ready)
 
-    def take(self) -> tuple[int, C]:
-        """Return the next, with the position of its item."""
+    def take(self) -> C:
+        """Return the next."""
         return self._ready.popleft()
 
     def clear(self) -> None:
         """Forget them all."""
         self._ready.clear()
-        self._early.clear()
-
-    def wants(self, position: int) -> bool:
-        """Whether none can be taken before the item at a position, or a later one, is begun."""
-        return bool(self._turns) and not self._ready and self._turns[0] >= position
 
 
-def calls_in_order(ordered: bool, turns: deque[int]) -> OldestFirst[Any] | ReadyFirst[Any]:
+def calls_in_order(ordered: bool) -> OldestFirst[Any] | ReadyFirst[Any]:
     """Return what keeps the calls of one pass in the order of their results."""
-    return OldestFirst() if ordered else ReadyFirst(turns)
+    return OldestFirst() if ordered else ReadyFirst()
+
+
+def state_ahead(pipe: Any) -> type[State] | None:
+    """Return the class of the states of a pipe whose passes run ahead."""
+    return Sieved if pipe.ordered and not pipe.tolerance.is_strict else None

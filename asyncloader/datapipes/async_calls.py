@@ -35,6 +35,7 @@ from asyncloader.datapipes.ahead import (
     RunningAhead,
     calls_in_order,
     nothing_ahead,
+    state_ahead,
 )
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, itself, watched_async
@@ -46,7 +47,6 @@ from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items,
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.datapipes.running.run import Pass, Run, RunTree
 from asyncloader.datapipes.running.run_place import Home, cancelled
-from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, state_ahead
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import (
     SKIPPED,
@@ -329,7 +329,7 @@ class CallWindow(RunningAhead, Generic[T]):
         self.concurrency = concurrency if chosen is None else chosen.number
         #: The running calls, with the positions of their items.
         self.under_way: dict[asyncio.Task[T | Exit], int] = {}
-        self.results = calls_in_order(ordered, running.positions.turns())
+        self.results = calls_in_order(ordered)
         #: Results that may raise when they are taken.
         self._failed: set[asyncio.Task[T | Exit]] = set()
         running.calls, running.room = self.under_way, self.concurrency
@@ -353,9 +353,7 @@ class CallWindow(RunningAhead, Generic[T]):
 
     def hold(self, item: Any) -> None:
         position = self._running.begin()
-        self.reads.passed(self._running.positions.read)
-        if position == BEFORE:
-            return
+        self.reads.passed(self._running.read)
         call = self._call if self._chosen is None else functools.partial(self._timed, self._chosen)
         task = begin_task(self._loop, contained(call, item), "asyncloader async_map")
         self.under_way[task] = position
@@ -371,9 +369,7 @@ class CallWindow(RunningAhead, Generic[T]):
 
     def has_room(self) -> bool:
         count, held = self.concurrency, len(self.results)
-        if len(self.under_way) < count and held < HELD_PER_CALL * count:
-            return True
-        return self.results.wants(self._running.positions.read)
+        return len(self.under_way) < count and held < HELD_PER_CALL * count
 
     def has_something(self) -> bool:
         return self.results.is_ready()
@@ -387,10 +383,10 @@ class CallWindow(RunningAhead, Generic[T]):
         most = 1 if self._failed else most
         group: list[T] = []
         while len(group) < most and self.has_something():
-            position, task = self.results.take()
+            task = self.results.take()
             if self._failed:
                 self._failed.discard(task)
-            result = self._running.finish(position, released(task.result()))
+            result = self._running.finish(released(task.result()))
             if result is not SKIPPED:
                 group.append(result)
         if self._chosen is not None and self._chosen.took(len(group)):
@@ -536,9 +532,6 @@ class AsyncMapper(IterDataPipe[T]):
 
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         return AsyncMapPass(run)
-
-    def first_cursor(self, tree: RunTree) -> Cursor:
-        return first_cursor(tree.yield_order_of(self))
 
     @property
     def State(self) -> type[State] | None:  # type: ignore[override]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, T
 
 from asyncloader.datapipes.running.bridge import from_loop
 from asyncloader.datapipes.running.cursor_forms import MOST, Of, State, whole
-from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Pass, Run, RunTree, Stride, tree_of
 from asyncloader.datapipes.running.traits import (
@@ -291,13 +291,6 @@ class DataPipe:
     def yielded_at(self, state: Any) -> int:
         """Return how many items the pipe had yielded at a state of its, or a smaller number."""
         return int(state.position())
-
-    def first_cursor(self, tree: RunTree) -> Cursor:
-        """Return a cursor of the next pass's beginning, which includes all that it yields.
-
-        Only for a pipe that has no order.
-        """
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return stage_name(self)

@@ -27,7 +27,6 @@ from asyncloader.datapipes.base import (
 from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.edges import beginning, resume_one
 from asyncloader.datapipes.randomness import Seeded, fractions
-from asyncloader.datapipes.replaying import put_unordered_cursors
 from asyncloader.datapipes.running.cursor_forms import (
     Count,
     Form,
@@ -83,8 +82,6 @@ class UnevenPass(OutlastingPass[T]):
                 source.put_cursors(into)
             else:
                 into.update(self._began_with[turn])
-                if not self.taken[turn]:
-                    put_unordered_cursors(source, into)
         super().put_source_cursors(into)
 
     def resume_each(self, taken: Iterable[int], cursors: Cursors) -> None:

@@ -10,7 +10,7 @@ import pickle
 from typing import Any, SupportsIndex
 
 #: The number of a request, or the numbers of those that make up a batch.
-Key = int | tuple[int, ...]
+Key = int | tuple[Any, ...]
 
 
 class Envelope:

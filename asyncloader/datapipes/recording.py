@@ -18,22 +18,27 @@ of them are in each frame and which it has left out (``Telling``).
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import count
 from time import monotonic
 from types import CoroutineType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.call import is_async, unawaited
 from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
+    MOST,
     Count,
+    Form,
     FormOf,
     State,
+    is_ascending,
     list_of,
     refuse,
     row,
@@ -47,8 +52,13 @@ from asyncloader.datapipes.running.cursors import (
 )
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Pass, Run
-from asyncloader.datapipes.running.traits import is_async_pipe, is_ours, is_replicable
-from asyncloader.errors import LoaderError
+from asyncloader.datapipes.running.traits import (
+    is_async_pipe,
+    is_ours,
+    is_replicable,
+    waits,
+)
+from asyncloader.errors import LoaderError, SnapshotError
 
 #: So many numbers may be settled after one that is not. All of them are read again to resume.
 MOST_AHEAD = 1_000_000
@@ -60,6 +70,7 @@ class Reason:
     FILTER = "filter"
     LENGTH = "length"
     DROP_LAST = "drop_last"
+    EMPTY = "empty"
 
 
 # The state ------------------------------------------------------------------------------
@@ -77,6 +88,15 @@ def settled_form(value: Any, where: str, form_of: FormOf) -> None:
         refuse(where, f"runs of at most {MOST_AHEAD} numbers", value)
 
 
+def parts_form(value: Any, where: str, form_of: FormOf) -> None:
+    """Ascending numbers, each with the runs of its settled parts."""
+    list_of(row(COUNT, settled_form))(value, where, form_of)
+    if not is_ascending([number for number, _ in value]):
+        refuse(where, "parts of ascending numbers", value)
+    if sum(length for _, runs in value for _, length in runs) > MOST_AHEAD:
+        refuse(where, f"at most {MOST_AHEAD} parts", value)
+
+
 def reasons_form(value: Any, where: str, form_of: FormOf) -> None:
     """How many were left out, by the reason."""
     list_of(row(_text, COUNT), most=100)(value, where, form_of)
@@ -87,45 +107,144 @@ def _text(value: Any, where: str, form_of: FormOf) -> None:
         refuse(where, "a text", value)
 
 
+#: The first number that is not settled, runs of those settled after it, and of numbers of which
+#: only some parts are settled the runs of those.
+SettledRuns = tuple[int, list[list[int]], list[list[Any]]]
+
+
+NOTHING_SETTLED: SettledRuns = (0, [], [])
+
+
 class Recorded(State):
     """The place of a section: which numbers are settled, and how many were left out, and why.
 
-    All before ``frontier`` are settled; ``settled`` are runs of those after it.
+    All before ``frontier`` are settled; ``settled`` are runs of those after it. Of the numbers in
+    ``parts`` only those parts are settled.
     """
 
     frontier: Count = 0
     settled: Annotated[list[list[int]], settled_form] = field(default_factory=list)
+    parts: Annotated[list[list[Any]], parts_form] = field(default_factory=list)
     left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, settled: SettledRuns, left_out: list[list[Any]]) -> Recorded:
+        """Return the place where so much is settled, and was left out."""
+        frontier, runs, parts = settled
+        return cls(frontier=frontier, settled=runs, parts=parts, left_out=left_out)
+
     def check(self, pipe: Any) -> Iterator[str]:
-        if self.settled and self.settled[0][0] <= self.frontier:
-            yield "the frontier is the first number that is not settled"
+        yield from contradictions((self.frontier, self.settled, self.parts))
 
     def numbers(self) -> Settled:
         """Return which numbers are settled."""
-        return Settled.of_runs(self.frontier, self.settled)
+        return Settled.of((self.frontier, self.settled, self.parts))
+
+
+def of_now(form: Form) -> Form:
+    """Return a form that says what is wrong with a place that an earlier version took."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if type(value) is dict and {"later", "turns"} & value.keys():
+            raise SnapshotError(
+                f"{where} is of an earlier version, which repeated the order of items that have"
+                " none; load a state that was taken between epochs"
+            )
+        form(value, where, form_of)
+
+    return check
+
+
+def contradictions(settled: SettledRuns) -> Iterator[str]:
+    """Yield what cannot be true of what a state says of a section."""
+    frontier, runs, parts = settled
+    if runs and runs[0][0] <= frontier:
+        yield "the frontier is the first number that is not settled"
+    ends = [(first, first + length) for first, length in runs]
+    numbers = [number for number, _ in parts]
+    at = bisect_right
+    if any(number < frontier for number in numbers) or any(
+        (found := at(ends, (number, MOST)) - 1) >= 0 and number < ends[found][1]
+        for number in numbers
+    ):
+        yield "only numbers that are not settled have settled parts"
+
+
+class Part(NamedTuple):
+    """One of the parts that were made of the item with a number."""
+
+    number: int
+    at: int
+
+
+#: What is settled at once: the number of an item, or a part of it.
+Element = int | Part
 
 
 class Settled:
-    """Which of the numbers 0, 1, 2, … are settled: all before ``frontier``, and some after it."""
+    """Which of the numbers 0, 1, 2, … are settled: all before ``frontier``, and some after it.
 
-    __slots__ = ("beyond", "frontier")
+    A number of which parts were made is settled once all of them are.
+    """
+
+    __slots__ = ("beyond", "frontier", "parts", "totals")
 
     def __init__(self, frontier: int = 0, beyond: Iterable[int] = ()) -> None:
         self.frontier = frontier
         self.beyond = set(beyond)
+        #: The settled parts of numbers, and how many parts there are where that is known.
+        self.parts: dict[int, set[int]] = {}
+        self.totals: dict[int, int] = {}
 
     @classmethod
-    def of_runs(cls, frontier: int, runs: Iterable[Sequence[int]]) -> Settled:
-        """Return what ``runs`` gave."""
-        return cls(frontier, (at for first, length in runs for at in range(first, first + length)))
+    def of(cls, settled: SettledRuns) -> Settled:
+        """Return what ``plain`` gave."""
+        frontier, runs, parts = settled
+        found = cls(frontier, _in_runs(runs))
+        found.parts = {number: set(_in_runs(own)) for number, own in parts}
+        return found
 
-    def add(self, number: int) -> None:
-        """Settle a number."""
-        if number in self:
-            raise LoaderError(f"item {number} was settled twice, which is an error of ours")
-        self.beyond.add(number)
-        self.advance()
+    def plain(self) -> SettledRuns:
+        """Return it as plain data."""
+        parts = [[number, _runs(own)] for number, own in sorted(self.parts.items())]
+        return self.frontier, _runs(self.beyond), parts
+
+    def add(self, element: Element) -> None:
+        """Settle a number, or a part of one."""
+        if isinstance(element, int):
+            if element in self:
+                raise _settled_twice(element)
+            self.beyond.add(element)
+            self.advance()
+            return
+        number, at = element
+        own = self.parts.setdefault(number, set())
+        if number in self or at in own:
+            raise _settled_twice(element)
+        own.add(at)
+        if number in self.totals:
+            self.end_parts(number, self.totals[number])
+
+    def end_parts(self, number: int, count: int) -> None:
+        """Note that so many parts were made of a number, and no more."""
+        if len(self.parts.get(number, ())) < count:
+            self.totals[number] = count
+            return
+        self.parts.pop(number, None)
+        self.totals.pop(number, None)
+        self.add(number)
+
+    def end(self) -> int:
+        """Return the number after all that are settled."""
+        return max(self.beyond, default=self.frontier - 1) + 1
+
+    def add_run(self, first: int, length: int) -> None:
+        """Settle so many numbers in a row."""
+        if first == self.frontier and not self.beyond:
+            self.frontier += length
+        else:
+            for number in range(first, first + length):
+                self.add(number)
 
     def advance(self) -> None:
         """Let the frontier pass what is settled."""
@@ -136,17 +255,30 @@ class Settled:
     def __contains__(self, number: int) -> bool:
         return number < self.frontier or number in self.beyond
 
-    def runs(self) -> list[list[int]]:
-        """Return the settled numbers after the frontier as runs."""
-        runs: list[list[int]] = []
-        end = -1
-        for number in sorted(self.beyond):
-            if number == end:
-                runs[-1][1] += 1
-            else:
-                runs.append([number, 1])
-            end = number + 1
-        return runs
+
+def _settled_twice(element: Element) -> LoaderError:
+    return LoaderError(f"item {element} was settled twice, which is an error of ours")
+
+
+def _in_runs(runs: Iterable[Sequence[int]]) -> Iterator[int]:
+    return (number for first, length in runs for number in range(first, first + length))
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    end = -1
+    for number in sorted(numbers):
+        if number == end:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+        end = number + 1
+    return runs
+
+
+def elements_of(key: Key) -> tuple[Element, ...]:
+    """Return what is settled with an item."""
+    return (key,) if isinstance(key, int) else key
 
 
 #: After so many items the ledger looks which of them the loader has settled.
@@ -158,6 +290,10 @@ class Ledger:
 
     ``settled_items()`` says how many of the items that left the section the loader has settled.
     ``shares`` say what was settled of each worker's share before; there is one without workers.
+    ``reader`` is the name of the pipe that is given the numbered items.
+
+    If very many are settled after one that is not, that is an error where a record ``is_needed``.
+    Elsewhere it is given up, and no state can be taken.
     """
 
     def __init__(
@@ -165,12 +301,19 @@ class Ledger:
         settled_items: Callable[[], int],
         shares: Sequence[Settled],
         left_out: Iterable[Sequence[Any]] = (),
+        *,
+        reader: str = "",
+        is_needed: bool = True,
     ) -> None:
         self._settled_items = settled_items
         self._shares = shares
+        self._reader = reader
+        self._is_needed = is_needed
+        self._given_up = ""
         self._left_out: Counter[str] = Counter(dict(map(tuple, left_out)))
-        # The numbers of the items that have left the section and are not settled, oldest first.
-        self._on_the_way: deque[Key] = deque()
+        # The numbers of the items that have left the section and are not settled, oldest first;
+        # of several items in a row it may be a range.
+        self._on_the_way: deque[Key | range] = deque()
         self._settled = 0
         self._latest: Key = ()
         self._lock = threading.Lock()
@@ -178,8 +321,21 @@ class Ledger:
     def leave_out(self, key: Key, reason: str) -> None:
         """Settle what is left out."""
         with self._lock:
-            self._left_out[reason] += 1 if isinstance(key, int) else len(key)
+            self._left_out[reason] += len(elements_of(key))
             self._settle(key)
+
+    def end_parts(self, number: int, count: int) -> None:
+        """Note that so many parts were made of a number, and no more."""
+        index, share = divmod(number, len(self._shares))
+        with self._lock:
+            if not self._given_up:
+                self._shares[share].end_parts(index, count)
+
+    def settled_parts(self, number: int) -> set[int]:
+        """Return which parts of a number are settled."""
+        index, share = divmod(number, len(self._shares))
+        with self._lock:
+            return set(self._shares[share].parts.get(index, ()))
 
     def hand_on(self, key: Key) -> None:
         """Note that an item leaves the section."""
@@ -188,8 +344,8 @@ class Ledger:
             if not len(self._on_the_way) % _LOOK_EVERY:
                 self._catch_up()
 
-    def hand_on_all(self, keys: Iterable[Key]) -> None:
-        """Note that items leave the section."""
+    def hand_on_all(self, keys: Iterable[Key | range]) -> None:
+        """Note that items leave the section. A range are the numbers of several."""
         with self._lock:
             self._on_the_way.extend(keys)
             self._catch_up()
@@ -200,11 +356,13 @@ class Ledger:
             self._catch_up()
             return self._shares[share].frontier
 
-    def state(self) -> tuple[list[tuple[int, list[list[int]]]], list[list[Any]]]:
-        """Return the frontier of each share and what is settled after it, and what was left out."""
+    def state(self) -> tuple[list[SettledRuns], list[list[Any]]]:
+        """Return what is settled of each share, and how many were left out for each reason."""
         with self._lock:
             self._catch_up()
-            shares = [(share.frontier, share.runs()) for share in self._shares]
+            if self._given_up:
+                raise SnapshotError(self._given_up)
+            shares = [share.plain() for share in self._shares]
             return shares, [[reason, count] for reason, count in sorted(self._left_out.items())]
 
     def numbers_of(self, delivered: int) -> tuple[int, ...]:
@@ -212,8 +370,20 @@ class Ledger:
         with self._lock:
             self._catch_up()
             at = delivered - self._settled - 1
-            key = self._latest if at < 0 else self._on_the_way[at]
-            return (key,) if isinstance(key, int) else key
+            elements = elements_of(self._latest if at < 0 else self._key_at(at))
+            return tuple(each if isinstance(each, int) else each.number for each in elements)
+
+    def _key_at(self, at: int) -> Key:
+        for keys in self._on_the_way:
+            if type(keys) is not range:
+                if not at:
+                    return keys
+                at -= 1
+            elif at < len(keys):
+                return keys[at]
+            else:
+                at -= len(keys)
+        raise LoaderError("an item was delivered that has not come, which is an error of ours")
 
     def left_out(self) -> dict[str, int]:
         """Return how many were left out, by the reason."""
@@ -222,20 +392,67 @@ class Ledger:
 
     def _catch_up(self) -> None:
         count = self._settled_items()
-        while self._settled < count and self._on_the_way:
-            self._latest = self._on_the_way.popleft()
-            self._settled += 1
-            self._settle(self._latest)
+        while (left := count - self._settled) > 0 and self._on_the_way:
+            keys = self._on_the_way.popleft()
+            if type(keys) is range:
+                if left < len(keys):
+                    self._on_the_way.appendleft(keys[left:])
+                    keys = keys[:left]
+                self._latest = keys[-1]
+                self._settled += len(keys)
+                self._settle_range(keys)
+            else:
+                self._latest = keys
+                self._settled += 1
+                self._settle(keys)
+
+    def _settle_range(self, numbers: range) -> None:
+        if not self._given_up:
+            index, share = divmod(numbers.start, len(self._shares))
+            self._shares[share].add_run(index, len(numbers))
+            self._check(share)
 
     def _settle(self, key: Key) -> None:
+        if self._given_up:
+            return
         shares = self._shares
-        for number in (key,) if isinstance(key, int) else key:
-            index, share = divmod(number, len(shares))
-            shares[share].add(index)
+        for element in elements_of(key):
+            if isinstance(element, int):
+                index, share = divmod(element, len(shares))
+                shares[share].add(index)
+            else:
+                index, share = divmod(element.number, len(shares))
+                shares[share].add(Part(index, element.at))
+            self._check(share)
+            if self._given_up:
+                return
+
+    def _check(self, share: int) -> None:
+        if len(self._shares[share].beyond) <= MOST_AHEAD:
+            return
+        number = self._shares[share].frontier * len(self._shares) + share
+        self._given_up = (
+            f"nothing has come of item {number} of {self._reader} yet, while {MOST_AHEAD} items"
+            " after it are settled, and all of them would have to be read again to resume; see what"
+            " holds it, such as a group that is never full"
+        )
+        if self._is_needed:
+            raise LoaderError(self._given_up)
+        self._shares = [Settled() for _ in self._shares]
 
 
-#: What a worker tells with a frame: the numbers of its items, and what was left out, with reasons.
-Told = tuple[list[Key], list[tuple[str, Key]]]
+class Told(NamedTuple):
+    """What a worker tells with a frame."""
+
+    #: The numbers of its items.
+    keys: list[Key]
+    #: What was left out since the frame before, and why.
+    left_out: list[tuple[str, Key]]
+    #: Of which numbers so many parts were made, and no more.
+    ends: list[tuple[int, int]]
+    #: The name of a pipe because of which the numbers say nothing, or "".
+    unrecorded: str = ""
+
 
 #: A worker that leaves out one item after the other says so after this time.
 _TELL_SECONDS = 1.0
@@ -248,11 +465,12 @@ class Telling(Ledger):
     """
 
     def __init__(self, share: Settled, tell: Callable[[], object]) -> None:
-        super().__init__(int, [share])
+        super().__init__(int, [share], is_needed=False)
         self._tell = tell
         self._told_at = monotonic()
         self._sent: deque[Key] = deque()
         self._left: list[tuple[str, Key]] = []
+        self._ends: list[tuple[int, int]] = []
 
     def hand_on(self, key: Key) -> None:
         with self._lock:
@@ -267,14 +485,19 @@ class Telling(Ledger):
         if is_due:
             self._tell()
 
+    def end_parts(self, number: int, count: int) -> None:
+        super().end_parts(number, count)
+        self._ends.append((number, count))
+
     def told(self, count: int) -> Told | None:
         """Return the numbers of the next ``count`` items to send, and what was left out since."""
         with self._lock:
             self._told_at = monotonic()
-            if not count and not self._left:
+            if not (count or self._left or self._ends):
                 return None
             left, self._left = self._left, []
-            return [self._sent.popleft() for _ in range(count)], left
+            ends, self._ends = self._ends, []
+            return Told([self._sent.popleft() for _ in range(count)], left, ends)
 
 
 class NumberedItem(Envelope):
@@ -369,17 +592,26 @@ class StagePass(Pass[Any]):
                 del made
 
 
+_IN_WORKER = -1
+
+
 class Numbering(Stage):
     """The beginning of the section that ``first`` begins: it gives each item its number."""
 
-    def __init__(self, source: Any, first: Any) -> None:
+    def __init__(self, source: Any, first: Any, *, is_needed: bool = False) -> None:
         super().__init__(source)
         # Where the cursor of the section is found: ``first`` has no other.
         self.number = number_of(first)
         self.reader = stage_name(first)
         self.is_copied = is_replicable(first)
+        self.is_needed = is_needed
         #: Whether it runs in a worker, which tells the loader what becomes of each item.
         self.tells = False
+
+    def tell(self) -> None:
+        """Let a worker tell the loader what becomes of each item."""
+        # Its place is never saved with those of the pipes.
+        self.tells, self.number = True, _IN_WORKER
 
     def new_pass(self, run: Run[Any]) -> NumberingPass:
         return NumberingPass(run)
@@ -399,7 +631,8 @@ class NumberingPass(StagePass):
         if own is not None:
             self.state = Recorded.loaded(own)
             self._begin()
-        self.source.resume(self._next, cursors)
+        above = {number: each for number, each in cursors.items() if number != self.pipe.number}
+        self.source.resume(self._next, above)
         return 0
 
     def _begin(self) -> None:
@@ -408,38 +641,33 @@ class NumberingPass(StagePass):
         self.ledger = (
             Telling(settled, tree.tell)
             if self.pipe.tells
-            else Ledger(tree.settled_items, [settled], state.left_out)
+            else Ledger(
+                tree.settled_items,
+                [settled],
+                state.left_out,
+                reader=self.pipe.reader,
+                is_needed=self.pipe.is_needed,
+            )
         )
         self._next = state.frontier
-        # Settled numbers that will be read again.
-        self._known = set(settled.beyond)
+        # Settled numbers that will be read again, and the first after them.
+        self._known = state.numbers()
+        self._known_before = settled.end()
 
     def made_of(self, item: Any) -> Any:
         number, self._next = self._next, self._next + 1
-        if number in self._known:
-            self._known.discard(number)
+        if number < self._known_before and number in self._known:
             return NOTHING
-        if not number % _LOOK_EVERY:
-            self._check_ahead(number)
         return NumberedItem(number, item, self.ledger)
-
-    def _check_ahead(self, number: int) -> None:
-        frontier = self.ledger.frontier()
-        if number - frontier > MOST_AHEAD - _LOOK_EVERY:
-            raise LoaderError(
-                f"{self.pipe.reader} has read item {frontier} and {number - frontier} items after"
-                " it, but nothing came of that item yet, and all of them would have to be read"
-                " again to resume; see what holds it, such as a group that is never full"
-            )
 
     def needs(self) -> int:
         return self.ledger.frontier()
 
     def place(self) -> Cursors:
         """Return where the section and its source are."""
-        [(frontier, settled)], left_out = self.ledger.state()
-        state = Recorded(frontier=frontier, settled=settled, left_out=left_out)
-        return {**self.source.place(frontier), self.pipe.number: state.saved()}
+        [settled], left_out = self.ledger.state()
+        state = Recorded.of(settled, left_out)
+        return {**self.source.place(state.frontier), self.pipe.number: state.saved()}
 
     def source_place(self) -> tuple[int, Cursors]:
         """Return the lowest number that is not settled, and where the source was then or before."""
@@ -502,7 +730,77 @@ class Joining(Stage):
 
 def joined(keys: Iterable[Key]) -> Key:
     """Return the numbers of several items as those of one."""
-    return tuple(number for key in keys for number in ((key,) if isinstance(key, int) else key))
+    return tuple(element for key in keys for element in elements_of(key))
+
+
+class Expanding(Stage):
+    """Runs an ``Expander`` on numbered items: each part has its item's number, and its own.
+
+    Not on items that were made of several: those will be put together in another way.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        super().__init__(pipe.source)
+        self.pipe = pipe
+        self.edges = (pipe.source,)
+
+    def is_async(self) -> bool:
+        return False
+
+    def waits(self) -> bool:
+        return waits(self.pipe)
+
+    def new_pass(self, run: Run[Any]) -> ExpandingPass:
+        return ExpandingPass(run)
+
+
+@dataclass
+class ExpandingPass(StagePass):
+    """One pass over an ``Expanding``."""
+
+    #: How many items could not be expanded, or not to their end.
+    errors: int = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        expander = _Running(self.pipe.pipe)
+        items = self.source.begin()
+        try:
+            with self.pipe.pipe.expanding(expander) as parts_in:
+                for numbered in items:
+                    yield from self._expanded(numbered, parts_in)
+                    self.errors = expander.errors
+        finally:
+            close_items(items)
+
+    def _expanded(
+        self, numbered: NumberedItem, parts_in: Callable[[Any, int], Iterator[Any]]
+    ) -> Iterator[NumberedItem]:
+        number, ledger = numbered.key, numbered.ledger
+        assert isinstance(number, int)
+        known = ledger.settled_parts(number)
+        first = next(index for index in count() if index not in known)
+        at = first - 1
+        parts = parts_in(numbered.item, first)
+        try:
+            for at, part in enumerate(parts, first):
+                if at not in known:
+                    yield NumberedItem((Part(number, at),), part, ledger)
+                # Keep no part alive while the next one is made.
+                del part
+        finally:
+            close_items(parts)
+        if at < 0:
+            ledger.leave_out(number, Reason.EMPTY)
+        else:
+            ledger.end_parts(number, at + 1)
+
+
+class _Running:
+    """An expander at work, which counts its errors."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.errors = 0
 
 
 class Within(Stage):

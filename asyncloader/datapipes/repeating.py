@@ -16,7 +16,6 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_dat
 from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.edges import edges_of, pipes_from
 from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.replaying import begin_unordered, put_unordered_cursors
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     MOST,
@@ -121,9 +120,6 @@ class ConcatPass(OutlastingPass[T], CountedPass[T]):
 
     def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
-        for turn, source in enumerate(self.sources):
-            if turn != self.state.current:
-                put_unordered_cursors(source, into)
         super().put_source_cursors(into)
 
     def __iter__(self) -> Iterator[T]:
@@ -274,7 +270,6 @@ class RoundSeeds:
         """Begin the next round."""
         # A pipe that had ended where this pass resumed may still have a start: it begins anew.
         self._tree.forget_starts(self._pipes)
-        begin_unordered(self._tree, self._pipes, {})
         unused = self._seeds.items() & self._seeds_to_come().items()
         following = self._following
         self._set_seeds({number: following.get(number, seed) for number, seed in unused})

@@ -192,7 +192,6 @@ class ShardPass(Pass[T]):
     def _begun(self) -> Iterator[T]:
         if self._has_resumed:
             self.source.resume(self.start, self._cursors)
-            # Cursors may keep all later entries of unordered pipes alive, so drop these.
             self._cursors = {}
         return self.source.begin()
 

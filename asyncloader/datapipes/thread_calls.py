@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from queue import SimpleQueue
@@ -21,7 +20,13 @@ from types import CoroutineType
 from typing import Any, Literal, TypeVar
 
 from asyncloader.arguments import checked_auto, checked_count, checked_function, function_name
-from asyncloader.datapipes.ahead import AheadPass, Concurrency, calls_in_order, nothing_ahead
+from asyncloader.datapipes.ahead import (
+    AheadPass,
+    Concurrency,
+    calls_in_order,
+    nothing_ahead,
+    state_ahead,
+)
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.columns import changing
@@ -30,7 +35,7 @@ from asyncloader.datapipes.recording import on_numbered
 from asyncloader.datapipes.running.cursor_forms import State
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.naming import brief_name
-from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.run import Run
 from asyncloader.datapipes.running.run_place import (
     Home,
     Makers,
@@ -38,7 +43,6 @@ from asyncloader.datapipes.running.run_place import (
     present_waiter,
     some_home,
 )
-from asyncloader.datapipes.running.unordered import BEFORE, first_cursor, state_ahead
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import (
     SKIPPED,
@@ -95,7 +99,6 @@ class Crew:
         count: int,
         room: int,
         ordered: bool,
-        turns: deque[int],
         chosen: Concurrency | None = None,
         thread_name_prefix: str = "asyncloader thread_map",
         initializer: Callable[..., object] | None = None,
@@ -113,7 +116,7 @@ class Crew:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._consumer = present_waiter()
         self._reader = ThreadWaiter()
-        self._results = calls_in_order(ordered, turns)
+        self._results = calls_in_order(ordered)
         # Guards the results and their numbers: all the threads change them.
         self._lock = threading.Lock()
         self._begun = 0
@@ -173,10 +176,9 @@ class Crew:
     def _has_room(self, room: int) -> bool:
         """Whether another job may begin, where there may be ``room``; the caller has the lock."""
         held = self._begun - self._taken
-        is_needed = self._results.wants(self._last + 1)
         if self._is_paused:
-            return self._is_wanted and (not held or is_needed)
-        return held < room or is_needed
+            return self._is_wanted and not held
+        return held < room
 
     # The consumer's side --------------------------------------------------------------
 
@@ -220,7 +222,7 @@ class Crew:
             if not self._results.is_ready():
                 self._is_wanted = True
                 return None
-            job: Job = self._results.take()[1]
+            job: Job = self._results.take()
             self._taken += 1
             # Not for each: to wake the reader takes as long as a short call.
             may_go_on = self._has_room(self.room // 2 + 1)
@@ -351,9 +353,6 @@ class ThreadMapper(IterDataPipe[T]):
         self.tolerance = RecordedTolerance.of(self.tolerance)
         return self
 
-    def first_cursor(self, tree: RunTree) -> Cursor:
-        return first_cursor(tree.yield_order_of(self))
-
     @property
     def State(self) -> type[State] | None:  # type: ignore[override]
         return state_ahead(self)
@@ -364,8 +363,8 @@ class ThreadMapper(IterDataPipe[T]):
     def new_pass(self, run: Run[Any]) -> ThreadMapPass[T]:
         return ThreadMapPass(run)
 
-    def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
-        """Return the crew of one pass; ``turns`` are positions that must be yielded first."""
+    def new_crew(self, call: Callable[[Any], Any]) -> Crew:
+        """Return the crew of one pass."""
         cores, chosen = os.cpu_count() or 1, None
         count = self.concurrency or cores
         if isinstance(count, str):
@@ -376,7 +375,6 @@ class ThreadMapper(IterDataPipe[T]):
             count=count,
             room=HELD_PER_THREAD * count,
             ordered=self.ordered,
-            turns=turns,
             chosen=chosen,
             thread_name_prefix=f"asyncloader {brief_name(self)}",
         )
@@ -408,7 +406,7 @@ class ThreadMapPass(AheadPass[T]):
 
     def __iter__(self) -> Iterator[T]:
         with watched_plain(self.pipe.call, self.pipe) as call:
-            crew = self.pipe.new_crew(call, self.positions.turns())
+            crew = self.pipe.new_crew(call)
             self.calls, self.room, self.pause_ahead = crew, crew.room, crew.set_paused
             try:
                 watching = self.run.tree.watching
@@ -422,7 +420,7 @@ class ThreadMapPass(AheadPass[T]):
     def _results(self, crew: Crew) -> Iterator[T]:
         for job in crew.jobs():
             with self._lock:
-                result = self.finish(job.position, job.outcome())
+                result = self.finish(job.outcome())
             # Do not keep the yielded item alive while the next one is made.
             del job
             if result is not SKIPPED:
@@ -446,7 +444,7 @@ class ThreadMapPass(AheadPass[T]):
                 for item in items:
                     with self._lock:
                         position = self.begin()
-                    has_room = position == BEFORE or crew.begin(position, item)
+                    has_room = crew.begin(position, item)
                     del item
                     if not has_room:
                         watched.resting_since = perf_counter()
@@ -507,12 +505,11 @@ class ThreadPoolMapper(ThreadMapper[T]):
             source_datapipe, fn, input_col, output_col, on_error=on_error, max_errors=max_errors
         )
 
-    def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
+    def new_crew(self, call: Callable[[Any], Any]) -> Crew:
         return Crew(
             call,
             count=self.max_workers or min(32, (os.cpu_count() or 1) + 4),
             room=self.scheduled_tasks,
             ordered=self.ordered,
-            turns=turns,
             **self.threadpool_kwargs,
         )

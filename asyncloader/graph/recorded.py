@@ -1,18 +1,28 @@
-"""Graphs with work that cannot be repeated.
+"""Graphs with work that cannot be repeated, and those that yield items as they are ready.
 
-This file is about ``as_recorded``: from the first pipe with ``repeatable=False`` to the end, a
-graph is run on numbered items, so that a state can say what became of each.
+This file is about which part of a graph is a recorded section: from the first pipe whose results,
+or their order, cannot be made again to the end, it is run on numbered items, so that a state can
+say what became of each. And it is about how a graph is changed so that it is.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, is_pipe
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.recording import Numbering, Settling, Stage, Within
+from asyncloader.datapipes.patterns import Expander
+from asyncloader.datapipes.recording import (
+    Expanding,
+    Joining,
+    Numbering,
+    Settling,
+    Stage,
+    Within,
+)
 from asyncloader.datapipes.replaying import keeps_positions
 from asyncloader.datapipes.running.cursors import take_number_of
 from asyncloader.datapipes.running.naming import stage_name
@@ -24,6 +34,8 @@ from asyncloader.datapipes.running.traits import (
     is_ours,
     is_repeatable,
     is_replicable,
+    is_without_order,
+    lives_with_loader,
     setting,
     stands_in,
 )
@@ -33,19 +45,42 @@ from asyncloader.graph.walk import Graph, pipes_of
 
 
 def unrepeatable(graph: Graph) -> Any:
-    """Return the pipe with which the recorded section begins, or None if there is none."""
-    found = [pipe for pipe in graph.pipes if not is_repeatable(pipe)]
-    # The pipes are in the order from the end. Where they are no chain, the graph is refused.
+    """Return a pipe whose function cannot be repeated, or None if there is none."""
+    return next((pipe for pipe in graph.pipes if not is_repeatable(pipe)), None)
+
+
+def beginning(graph: Graph) -> Any:
+    """Return the first pipe whose results, or their order, cannot be made again, or None."""
+    found = [pipe for pipe in graph.pipes if not is_repeatable(pipe) or is_without_order(pipe)]
+    # The pipes are in the order from the end. Where they are no chain, nothing is recorded.
     return found[-1] if found else None
 
 
-def section(graph: Graph) -> list[Any]:
-    """Return the pipes of the recorded section, from the first to the end of the graph.
+def recorded_from(graph: Graph) -> Any:
+    """Return the pipe with which the recorded section begins, or None if there is none.
+
+    Where only the order is lost, a graph that cannot be recorded is run without.
+    """
+    return graph.once(_recorded_from)
+
+
+def _recorded_from(graph: Graph) -> Any:
+    numbering = next((pipe for pipe in graph.pipes if isinstance(pipe, Numbering)), None)
+    if numbering is not None:
+        return graph.readers(numbering)[0]
+    first = beginning(graph)
+    if first is None or unrepeatable(graph) is not None:
+        return first
+    is_live = any(map(lives_with_loader, graph.pipes))
+    return None if is_live or hard_to_record(graph, section(graph, first)) else first
+
+
+def section(graph: Graph, first: Any) -> list[Any]:
+    """Return a pipe and those that follow it, up to the end of the graph.
 
     It ends early before a pipe that is not the only reader, or reads several pipes.
     """
-    pipe = unrepeatable(graph)
-    pipes = [] if pipe is None else [pipe]
+    pipes = [] if first is None else [first]
     while pipes and len(readers := graph.readers(pipes[-1])) == 1:
         if len(graph.sources(readers[0])) != 1:
             break
@@ -53,30 +88,60 @@ def section(graph: Graph) -> list[Any]:
     return pipes
 
 
-def hard_to_record(graph: Graph) -> list[Any]:
-    """Return the pipes of the section in which the numbers of items would be lost."""
-    pipes = section(graph)
-    if not pipes:
+def hard_to_record(graph: Graph, pipes: list[Any]) -> list[Any]:
+    """Return the pipes, of those or behind them, in which the numbers of items would be lost."""
+    return [*_lost(pipes[: _count_of_recorded(pipes)]), *graph.readers(pipes[-1])] if pipes else []
+
+
+def hard_behind(graph: Graph, in_workers: Sequence[Any], end: Any) -> list[Any]:
+    """Return the pipes behind what workers run in which the numbers of items would be lost.
+
+    None, if a section begins in the workers.
+    """
+    first, pipes = recorded_from(graph), section(graph, end)
+    numbering = next((pipe for pipe in graph.pipes if isinstance(pipe, Numbering)), None)
+    if any(pipe is first or pipe is numbering for pipe in in_workers):
         return []
-    # What a pipe answers is tried on a copy, which it may change.
-    counted = pipes[: _last_that_counts(pipes) + 1]
-    lost = [pipe for pipe in counted if stage_of(copy.copy(pipe)) is None]
-    return [*lost, *graph.readers(pipes[-1])]
+    if numbering is not None:
+        # What follows it runs on numbered items already.
+        return [*_lost(pipes[1 : pipes.index(numbering)])]
+    return [*_lost(pipes[1 : _count_of_recorded(pipes)]), *graph.readers(pipes[-1])]
+
+
+def _lost(pipes: Sequence[Any]) -> Iterator[Any]:
+    """Yield those of a section's pipes that cannot be in one, or not behind those before them."""
+    may_expand = True
+    for pipe in pipes:
+        # What a pipe answers is tried on a copy, which it may change.
+        stage = stage_of(copy.copy(pipe))
+        if stage is None or (isinstance(stage, Expanding) and not may_expand):
+            yield pipe
+        # Parts have to be the same again, and what has several numbers will have others.
+        is_last_to_expand = isinstance(stage, Joining | Expanding)
+        may_expand = may_expand and is_repeatable(pipe) and not is_last_to_expand
 
 
 def as_recorded(end: Any) -> Any:
-    """Return a graph that records what becomes of each item, if it has to; its pipes are changed.
+    """Return a graph that records what becomes of each item, if it is to; its pipes are changed.
 
     It was checked for this before.
     """
-    pipes = section(Graph(end))
-    if not pipes:
+    graph = Graph(end)
+    first = recorded_from(graph)
+    if first is None:
         return end
-    first = pipes[0]
-    recorded = pipes[: _last_that_counts(pipes) + 1]
-    numbering = Numbering(first.source, first)
+    pipes = section(graph, first)
+    is_needed = unrepeatable(graph) is not None
+    numbering = Numbering(first.source, first, is_needed=is_needed)
     end = replaced(end, first.source, numbering)
-    for pipe in recorded:
+    end, last = _in_stages(end, pipes[: _count_of_recorded(pipes)])
+    return replaced(end, last, Settling(last, numbering))
+
+
+def _in_stages(end: Any, pipes: Sequence[Any]) -> tuple[Any, Any]:
+    """Let pipes of a graph run on numbered items; return the graph's end and their last one's."""
+    last = None
+    for pipe in pipes:
         stage = last = stage_of(pipe)
         if stage is not pipe:
             if stage.source is not pipe:
@@ -86,59 +151,80 @@ def as_recorded(end: Any) -> Any:
             if isinstance(stage, Stage):
                 stage.is_copied = is_replicable(pipe)
             end = replaced(end, pipe, stage)
-    return replaced(end, last, Settling(last, numbering))
+    return end, last
 
 
-def settled_in_worker(end: Any) -> Any:
-    """Return the last pipe of what a worker runs, so that it tells what becomes of each item.
+def recorded_in_worker(end: Any) -> tuple[Any, bool]:
+    """Return the last pipe of what a worker runs, and whether it tells what becomes of each item.
 
-    It is changed, if the graph that ends there begins a recorded section.
+    It does so in a recorded section.
     """
     pipes = pipes_of(end)
     numbering = next((pipe for pipe in pipes if isinstance(pipe, Numbering)), None)
     if numbering is None:
-        return end
-    numbering.tells = True
-    ends = any(isinstance(pipe, Settling) for pipe in pipes)
-    return end if ends else Settling(end, numbering)
+        return end, False
+    numbering.tell()
+    if not any(isinstance(pipe, Settling) for pipe in pipes):
+        end = Settling(end, numbering)
+    return end, True
 
 
-def goes_on_after(outlet: Any, end: Any) -> bool:
-    """Whether a section goes on in the loader's process, behind what stands for the workers.
+def recorded_behind(end: Any, outlet: Any) -> Any:
+    """Let a section go on behind what stands for the workers, which knows the numbers.
 
-    If so, its end learns the numbers from there.
+    Return the graph's end. If nothing behind it needs the numbers, the outlet ``settles``.
     """
+    first, *behind = section(Graph(end), outlet)
+    numbering = next((pipe for pipe in behind if isinstance(pipe, Numbering)), None)
+    if numbering is not None:
+        end, _ = _in_stages(end, behind[: behind.index(numbering)])
+        end = replaced(end, numbering, numbering.source)
     settling = next((pipe for pipe in pipes_of(end) if isinstance(pipe, Settling)), None)
-    if settling is not None:
-        settling.numbering = outlet
-    return settling is not None
+    if settling is None:
+        recorded = behind[: _count_of_recorded([first, *behind]) - 1]
+        outlet.settles = not recorded
+        if not recorded:
+            return end
+        end, last = _in_stages(end, recorded)
+        settling = Settling(last, outlet)
+        end = replaced(end, last, settling)
+    settling.numbering = outlet
+    return end
 
 
 def counts_all(pipe: Any) -> bool:
     """Whether a pipe yields each item as it is, but counts them all."""
-    return has_name(pipe, *_COUNTING)
+    return has_name(pipe, "header", "enumerate", "add_index")
 
 
-_COUNTING = ("header", "enumerate", "add_index")
+def _count_of_recorded(pipes: Sequence[Any]) -> int:
+    """Return how many pipes there are up to the last that does not yield one item for each.
 
-
-def _last_that_counts(pipes: list[Any]) -> int:
-    """Return the place of the last pipe that does not yield just one item for each, in order."""
-    return max(at for at, pipe in enumerate(pipes) if not (at and _keeps_places(pipe)))
+    The first counts in any case, and so does one that changes the order.
+    """
+    return 1 + max(at for at, pipe in enumerate(pipes) if not (at and _keeps_places(pipe)))
 
 
 def _keeps_places(pipe: Any) -> bool:
-    return keeps_positions(pipe) or counts_all(pipe)
+    # A pipe that deals items runs in a process of its own.
+    return (keeps_positions(pipe) and not is_dispatch(pipe)) or counts_all(pipe)
 
 
 def stage_of(pipe: Any) -> Any:
     """Return what takes a pipe's place in a section, maybe the pipe itself, changed; or None."""
+    if isinstance(pipe, Expander):
+        return None if is_async_pipe(pipe) else Expanding(pipe)
     stage = pipe.in_section() if isinstance(pipe, IterDataPipe) and is_ours(pipe) else None
     is_plain = isinstance(pipe, OneToOne) and not is_async_pipe(pipe)
     # What the ranks agree on is counted by all of them, from the beginning.
     if stage is None and is_plain and not (is_fullsync(pipe) or is_dispatch(pipe)):
         return Within(pipe)
     return stage
+
+
+def is_recording(pipe: Any) -> bool:
+    """Whether a recorded section ends with a pipe of a graph that is run."""
+    return isinstance(pipe, Settling) or (stands_in(pipe) and setting(pipe, "settles", False))
 
 
 def numbering_of(end: Any) -> Any:
@@ -149,15 +235,13 @@ def numbering_of(end: Any) -> Any:
     LoaderError if a pipe that was added behind it does not yield just one item for each.
     """
     pipe = end
-    while not isinstance(pipe, Settling):
-        if stands_in(pipe) and setting(pipe, "settles", False):
-            return pipe
+    while not is_recording(pipe):
         sources = edges_of(pipe) if is_pipe(pipe) else []
         if len(sources) != 1 or not _keeps_places(pipe):
             raise LoaderError(
                 f"{stage_name(pipe)} was added by a reading service (or a function of one) behind"
-                " work that cannot be repeated, where what becomes of each item is recorded; add it"
-                " to the graph before the loader is made"
+                " results, or an order, that cannot be repeated, where it is recorded what becomes"
+                " of each item; add it to the graph before the loader is made"
             )
         (pipe,) = sources
-    return pipe.numbering
+    return pipe.numbering if isinstance(pipe, Settling) else pipe

@@ -33,6 +33,7 @@ from asyncloader.datapipes.running.traits import (
     is_filter_of_shards,
     is_fullsync,
     is_ours,
+    is_repeatable,
     is_splitter,
     is_without_order,
     lives_with_loader,
@@ -56,7 +57,15 @@ from asyncloader.graph.cut import (
     read_at_once,
     read_without_fork,
 )
-from asyncloader.graph.recorded import counts_all, hard_to_record, section, unrepeatable
+from asyncloader.graph.recorded import (
+    beginning,
+    counts_all,
+    hard_behind,
+    hard_to_record,
+    recorded_from,
+    section,
+    unrepeatable,
+)
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of
 
 
@@ -72,6 +81,7 @@ class Purpose(StrEnum):
     SAME_ITEMS = "on ranks that load the same items"
     PADDED = 'on ranks with uneven="pad"'
     STATE = "for a state"
+    STATE_AS_READY = "for a state of workers with in_order=False"
     ACKNOWLEDGE = "to acknowledge items"
     RESTART = "for a restart of workers"
 
@@ -157,14 +167,14 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
             return (_ready_in_other_orders,)
         case Purpose.PADDED:
             return (_left_out_before_the_end,)
-        case Purpose.STATE if workers:
-            return _never_again, _without_a_place, _dealt_without_order
         case Purpose.STATE:
-            return _never_again, _without_a_place
+            return _never_again, _without_a_place, _without_a_record
+        case Purpose.STATE_AS_READY:
+            return (_without_a_record_as_ready,)
         case Purpose.ACKNOWLEDGE:
             return (_never_again_to_acknowledge,)
         case Purpose.RESTART:
-            return _dealt_without_order, _without_a_place_in_workers
+            return _dealt_without_order, _without_a_place_in_workers, _without_a_record_in_workers
 
 
 # To run ---------------------------------------------------------------------------------
@@ -371,24 +381,31 @@ def _made_for_each_reader(pipe: Any, graph: Graph) -> list[Any]:
 
 def _not_recorded(graph: Graph) -> Iterator[Said]:
     """Yield the pipes in which a record of what becomes of each item would break off."""
-    first = unrepeatable(graph)
     # A graph that is run is recorded already.
-    if first is None or any(isinstance(pipe, Numbering) for pipe in graph.pipes):
+    if unrepeatable(graph) is None or any(isinstance(pipe, Numbering) for pipe in graph.pipes):
         return
-    name = stage_name(first)
     for feed in filter(lives_with_loader, graph.pipes):
         yield (
-            f"{name} has repeatable=False, and {stage_name(feed)} serves live requests, which never"
-            " come again",
+            f"{stage_name(unrepeatable(graph))} has repeatable=False, and {stage_name(feed)} serves"
+            " live requests, which never come again",
             "Leave out repeatable",
         )
-    for pipe in hard_to_record(graph):
-        yield (
-            f"{stage_name(pipe)} follows {name}, whose results cannot be repeated. From there on it"
-            " is recorded what becomes of each item, which cannot be told of what"
-            f" {stage_name(pipe)} yields",
-            f"Put {stage_name(pipe)} before {name}, or do its work in your loop, behind the loader",
-        )
+    first = beginning(graph)
+    for pipe in hard_to_record(graph, section(graph, first)):
+        yield _hard(pipe, first)
+
+
+def _hard(pipe: Any, first: Any) -> Said:
+    """Say why it cannot be recorded what becomes of the items of a pipe behind another."""
+    name, what = stage_name(first), "whose results cannot be repeated"
+    instead = f"Put {stage_name(pipe)} before {name}"
+    if is_repeatable(first):
+        what, instead = "which yields results as they are ready", f"{instead}, pass ordered=True"
+    return (
+        f"{stage_name(pipe)} follows {name}, {what}. From there on it is recorded what becomes of"
+        f" each item, which cannot be told of what {stage_name(pipe)} yields",
+        f"{instead}, or do its work in your loop, behind the loader",
+    )
 
 
 # In workers, and on ranks ---------------------------------------------------------------
@@ -453,14 +470,15 @@ def _read_more_than_once(graph: Graph) -> Iterator[Said]:
 
 def _counted_in_workers(graph: Graph) -> Iterator[Said]:
     """Yield pipes that count all items of a section, of which a worker knows only its own."""
-    recorded = set(map(id, section(graph)))
+    first = recorded_from(graph)
+    recorded = set(map(id, section(graph, first)))
     for part in cut_or_nothing(graph).parts:
         for pipe in part.pipes:
             if id(pipe) in recorded and counts_all(pipe):
                 yield (
-                    f"{stage_name(pipe)} counts what comes out of {stage_name(unrepeatable(graph))}"
-                    " in each worker, but where its results cannot be repeated only the loader's"
-                    " process knows how many there are",
+                    f"{stage_name(pipe)} counts what comes out of {stage_name(first)} in each"
+                    " worker, but where its results, or their order, cannot be repeated only the"
+                    " loader's process knows how many there are",
                     f"Put {stage_name(pipe)} before it, or count in your loop",
                 )
 
@@ -562,7 +580,7 @@ def _fed(graph: Graph) -> Iterator[Said]:
 
 
 def _never_again(graph: Graph) -> Iterator[Said]:
-    recorded = set(map(id, section(graph)))
+    recorded = set(map(id, section(graph, recorded_from(graph))))
     for pipe in graph.pipes:
         if lives_with_loader(pipe):
             yield (
@@ -603,6 +621,31 @@ def _without_a_place(graph: Graph) -> Iterator[Said]:
                 "Leave out state_dict and load_state_dict, so that it is run again up to its place;"
                 " or give the class edges = (), if its state includes that of what it reads",
             )
+
+
+def _without_a_record(graph: Graph) -> Iterator[Said]:
+    """Yield why no state can say what became of each item where nothing repeats an order."""
+    first = beginning(graph)
+    if first is not None and recorded_from(graph) is None:
+        for pipe in hard_to_record(graph, section(graph, first)):
+            yield _hard(pipe, first)
+
+
+def _without_a_record_as_ready(graph: Graph) -> Iterator[Said]:
+    for part in cut_or_nothing(graph).parts:
+        for pipe in hard_behind(graph, part.pipes, part.end):
+            yield (
+                f"{stage_name(pipe)} reads what workers send, which comes as it is ready, and it"
+                " cannot be told what becomes of each item there",
+                f"Put {stage_name(pipe)} before the pipes that workers run, pass in_order=True, or"
+                " do its work in your loop, behind the loader",
+            )
+
+
+def _without_a_record_in_workers(graph: Graph) -> Iterator[Said]:
+    """Yield why no process could repeat the order of one that died, or say what it has sent."""
+    for part in cut_or_nothing(graph).parts:
+        yield from _without_a_record(Graph(part.end))
 
 
 def _dealt_without_order(graph: Graph) -> Iterator[Said]:

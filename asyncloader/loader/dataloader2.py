@@ -452,8 +452,7 @@ class DataLoader2(Generic[T_co]):
             start,
             self._engine.lifecycle.checkpoint(),
             role=role,
-            has_order=self._engine.lifecycle.has_order,
-            unnumbered=self._engine.lifecycle.unnumbered(),
+            why_not=self._engine.lifecycle.why_no_state(),
             include_datapipe=include_datapipe,
         )
 

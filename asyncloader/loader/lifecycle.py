@@ -17,11 +17,11 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.recording import Numbering, NumberingPass
-from asyncloader.datapipes.replaying import begin_unordered, unnumbered
+from asyncloader.datapipes.running.cursors import number_of
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Run, RunTree
 from asyncloader.datapipes.running.traits import (
     hands_over,
-    has_no_place,
     is_random,
     is_without_order,
     stands_in,
@@ -29,7 +29,7 @@ from asyncloader.datapipes.running.traits import (
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
-from asyncloader.graph.recorded import numbering_of
+from asyncloader.graph.recorded import is_recording, numbering_of, unrepeatable
 from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed, tell_epoch
 from asyncloader.graph.walk import Graph, pipes_of
@@ -46,12 +46,17 @@ from asyncloader.services.base import (
     graph_changer,
     unchanged,
 )
-from asyncloader.services.from_workers import RecordedPass
+from asyncloader.services.from_workers import FromWorkers, RecordedPass, added_without_order
 from asyncloader.shield import shielded
 from asyncloader.workers.graph_part import check_added
 from asyncloader.workers.worker_stats import WorkerStats
 
 CLOSE_SECONDS = 3.0
+
+_NOT_RECORDED = (
+    "a reading service took out of the graph what records what becomes of each item; let it keep"
+    " the pipes that it is given"
+)
 
 
 class Lifecycle:
@@ -62,17 +67,17 @@ class Lifecycle:
         self.is_closed = False
         #: The seed that a service gave the present epoch in place of its own, or None.
         self.adopted_seed: int | None = None
-        # The pipes of the present epoch whose order does not repeat.
-        self._unordered: list[Any] = []
+        # Why no state of the present epoch can be taken, or "".
+        self._why_no_state = ""
         #: Says how many of the items of the epoch's present run the loader needs no more.
         self.settled_items: Callable[[], int] = lambda: 0
         # Whether it is recorded what becomes of each item; the pipe with which items get their
         # numbers then, and where that began.
-        self._records = False
+        self._records = self._is_to_record = self._has_to_record = False
         self._numbering: Any = None
         self._begun_with: EpochStart | None = None
         # A graph that nobody changes, and what ``_seen`` returns for it.
-        self._sealed: tuple[Any, tuple[list[Any], bool, bool]] = (None, ([], False, True))
+        self._sealed: tuple[Any, tuple[list[Any], bool, str]] = (None, ([], False, ""))
         self._tree = RunTree()
         self._graph: Graph | None = None
         # The pipes of the graph before any service changed it.
@@ -105,11 +110,6 @@ class Lifecycle:
             return self._service_state
         return self._calls.checkpoint()
 
-    @property
-    def has_order(self) -> bool:
-        """Whether the order of the present epoch would be the same again."""
-        return not self._unordered
-
     def recorded(self, start: EpochStart) -> NumberingPass | RecordedPass | None:
         """Return what numbers the items of the run that began with ``start``.
 
@@ -120,9 +120,11 @@ class Lifecycle:
         found: NumberingPass | RecordedPass | None = self._tree.latest_pass(self._numbering)
         return found
 
-    def unnumbered(self) -> str:
-        """Return the name of a pipe of which no state can be taken, or ""."""
-        return unnumbered(self._unordered)
+    def why_no_state(self) -> str:
+        """Return why no state of the present epoch can be taken, or ""."""
+        outlets = (pipe for pipe in self._tree.pipes if isinstance(pipe, FromWorkers))
+        added = next(filter(None, (outlet.unrecorded for outlet in outlets)), "")
+        return added_without_order(added) if added else self._why_no_state
 
     @property
     def is_started(self) -> bool:
@@ -274,7 +276,6 @@ class Lifecycle:
     async def _initialize(self, graph: Graph) -> None:
         facts = fingerprint(graph)
         self._given = graph.pipes
-        self._records = any(isinstance(pipe, Numbering) for pipe in graph.pipes)
         check_graph(graph, Purpose.RUN)
         try:
             state = self._service_state
@@ -284,6 +285,11 @@ class Lifecycle:
             # A close that came meanwhile has found nothing to finalize.
             self._check_open()
             self.adapted, self._started_from = adapted, state
+            self._records = any(map(is_recording, pipes_of(adapted)))
+            self._is_to_record = any(isinstance(pipe, Numbering) for pipe in graph.pipes)
+            self._has_to_record = unrepeatable(graph) is not None
+            if self._has_to_record and not self._records:
+                raise LoaderError(_NOT_RECORDED)
         except BaseException as failure:
             # Undo what was done, so that the start may be tried again.
             try:
@@ -313,7 +319,7 @@ class Lifecycle:
         seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         self.adopted_seed = seed_generator.adopted
-        pipes, draws, takes_states = self._seen(self.adapted)
+        pipes, draws, added = self._seen(self.adapted)
         if pipes:
             if draws:
                 set_graph_random_seed(self.adapted, seed_generator)
@@ -330,29 +336,38 @@ class Lifecycle:
         if start.is_regrouped:
             check_added(self._given, prepared)
         if prepared is not self.adapted:
-            pipes, _, takes_states = self._seen(prepared)
+            pipes, _, added = self._seen(prepared)
         self._tree = tree = RunTree(pipes)
         tree.settled_items = self.settled_items
-        numbering = numbering_of(prepared) if self._records else None
-        self._begun_with, self._numbering = start, numbering
-        if numbering is not None:
-            # The pipes of the section begin anew, with the items that are not settled.
-            pipes = pipes_of(numbering.source) if isinstance(numbering, Numbering) else []
-            takes_states = not any(map(has_no_place, pipes))
+        self._begun_with, self._numbering = start, self._numbering_in(prepared)
+        self._why_no_state = added_without_order(added) if added else self._why_no_state
         cursors = start.cursors
         if start.position and (adjustable := self._service.adjustable()) is not None:
             cursors = adjustable.fitted(cursors)
-        self._unordered = list(filter(is_without_order, pipes))
-        # If no state can be taken, nothing has to be recorded for one, maybe without an end.
-        if self._unordered and takes_states:
-            cursors = begin_unordered(tree, pipes, cursors)
         run: Run[Any] = Run(prepared, tree)
         if start.position:
             run.resume(start.position, cursors)
         return run
 
-    def _seen(self, graph: Any) -> tuple[list[Any], bool, bool]:
-        """Return a graph's pipes, whether one draws numbers, and whether it takes states.
+    def _numbering_in(self, graph: Any) -> Any:
+        """Return what numbers the items of a graph that is run, or None."""
+        self._why_no_state = ""
+        if not self._records:
+            if self._is_to_record:
+                self._why_no_state = _NOT_RECORDED
+            return None
+        try:
+            return numbering_of(graph)
+        except LoaderError as error:
+            if self._has_to_record:
+                raise
+            self._why_no_state = str(error)
+            return None
+
+    def _seen(self, graph: Any) -> tuple[list[Any], bool, str]:
+        """Return a graph's pipes, whether one draws numbers, and which lets no state be taken.
+
+        That is one without order that a service added: it has no number.
 
         Raise ValueError for a graph in which a pipe that hands over is not the last.
         """
@@ -361,7 +376,9 @@ class Lifecycle:
             pipes = pipes_of(graph)
             if any(map(hands_over, pipes[1:])):
                 check_graph(graph, Purpose.RUN)
-            seen = pipes, any(map(is_random, pipes)), not any(map(has_no_place, pipes))
+            added = (each for each in pipes if number_of(each) is None and is_without_order(each))
+            name = next(map(stage_name, added), "")
+            seen = pipes, any(map(is_random, pipes)), name
             # No user has the pipe that stands for all others, which are in the workers.
             if len(pipes) == 1 and stands_in(pipes[0]):
                 self._sealed = graph, seen

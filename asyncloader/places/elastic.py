@@ -46,7 +46,7 @@ from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph, read_without_fork
-from asyncloader.graph.recorded import unrepeatable
+from asyncloader.graph.recorded import recorded_from
 from asyncloader.graph.walk import Graph, breadth_first
 from asyncloader.places.marks import DealStart, Mark
 from asyncloader.places.snapshot import Snapshot
@@ -60,14 +60,16 @@ from asyncloader.places.stream_place import (
 )
 
 
-def refit(graph: Graph, cursors: Cursors, *, taken_with: int, run_with: int) -> Cursors:
+def refit(
+    graph: Graph, cursors: Cursors, *, taken_with: int, run_with: int, in_order: bool = True
+) -> Cursors:
     """Return the cursors for ``run_with`` workers; SnapshotError names a pipe that prevents it.
 
-    ``graph`` is the one before it was divided.
+    ``graph`` is the one before it was divided; ``in_order`` says whether workers take turns.
     """
     if taken_with == run_with:
         return cursors
-    return _refitted(graph, cursors, taken_with, run_with)
+    return _refitted(graph, cursors, taken_with, run_with, in_order=in_order)
 
 
 def spread(graph: Graph, cursors: Cursors, run_with: int) -> Cursors:
@@ -75,16 +77,18 @@ def spread(graph: Graph, cursors: Cursors, run_with: int) -> Cursors:
 
     The graph is one that ``fits_any_number``.
     """
-    return _refitted(graph, cursors, run_with, run_with)
+    return _refitted(graph, cursors, run_with, run_with, in_order=True)
 
 
-def _refitted(graph: Graph, cursors: Cursors, taken_with: int, run_with: int) -> Cursors:
+def _refitted(
+    graph: Graph, cursors: Cursors, taken_with: int, run_with: int, *, in_order: bool
+) -> Cursors:
     fitted = dict(cursors)
     clash = (
         f"the state was taken with {_workers(taken_with)} and cannot be resumed with"
         f" {_workers(run_with)}"
     )
-    part = recorded_part(graph)
+    part = recorded_part(graph, in_order=in_order)
     if part is not None:
         place = _whole_record(graph, part, cursors, taken_with, clash)
         return _record_for(graph, part, place, run_with)
@@ -122,11 +126,6 @@ def _fitted_of_part(
     fitted, end = dict(cursors), _number(part.end)
     own = fitted.pop(end, None)
     found = {number: fitted.pop(number) for number in list(fitted) if number in above}
-    if own is not None and not own.get("in_order", True):
-        raise SnapshotError(
-            f"the state was taken with {_workers(taken_with)} and in_order=False, so it"
-            f" cannot be resumed with {_workers(run_with)}: use as many workers as before"
-        )
     if own is not None and "workers" in own:
         found = _least_advanced(own, above)
     elif own is not None and SPREAD in own:
@@ -141,11 +140,23 @@ def _fitted_of_part(
     return fitted
 
 
-def recorded_part(graph: Graph) -> WorkerPart | None:
-    """Return the part for workers in which it is recorded what becomes of each item, or None."""
-    first = unrepeatable(graph)
-    parts = cut_graph(graph).parts if first is not None else ()
-    return next((part for part in parts if any(pipe is first for pipe in part.pipes)), None)
+def recorded_part(graph: Graph, *, in_order: bool) -> WorkerPart | None:
+    """Return the part for workers in which it is recorded what becomes of each item, or None.
+
+    Where items are taken from workers as they are ready, it is recorded of what they send.
+    """
+    first = recorded_from(graph)
+    parts = cut_graph(graph).parts if first is not None or not in_order else ()
+    found = [part for part in parts if any(pipe is first for pipe in part.pipes)]
+    return next(iter(found or ([] if in_order else parts)), None)
+
+
+def _numbered(graph: Graph, part: WorkerPart | None) -> Any:
+    """Return the pipe whose items have the numbers that are recorded."""
+    first = recorded_from(graph)
+    if part is not None and not any(pipe is first for pipe in part.pipes):
+        return part.end
+    return graph.sources(first)[0]
 
 
 class WholeRecord(NamedTuple):
@@ -160,15 +171,14 @@ class WholeRecord(NamedTuple):
 def _whole_record(
     graph: Graph, part: WorkerPart, cursors: Cursors, taken_with: int, clash: str
 ) -> WholeRecord:
-    first = unrepeatable(graph)
-    division = _worker_division(graph.sources(first)[0], clash)
+    division = _worker_division(_numbered(graph, part), clash)
     above = _numbers_above(division)
     if not taken_with:
-        record = Recorded.loaded(cursors[_number(first)])
+        record = Recorded.loaded(cursors[_number(recorded_from(graph))])
         kept = {number: cursor for number, cursor in cursors.items() if number in above}
         return WholeRecord(record.numbers(), record.left_out, kept)
     own = cursors[_number(part.end)]
-    shares = [Settled.of_runs(*share) for share in own["shares"]]
+    shares = [Settled.of(tuple(share)) for share in own["shares"]]
     place = place_of_shares(own)
     if place.deal is not None:
         kept = place.deal.mark.cursors
@@ -183,15 +193,14 @@ def _whole_record(
 def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: int) -> Cursors:
     """Return the cursors with which so many workers, or none, go on after what is settled."""
     settled, left_out, above = whole
-    first = unrepeatable(graph)
     if not run_with:
-        record = Recorded(frontier=settled.frontier, settled=settled.runs(), left_out=left_out)
-        return {**above, _number(first): record.saved()}
-    shares = [(share.frontier, share.runs()) for share in shared(settled, run_with)]
-    division = _worker_division(graph.sources(first)[0], "")
-    deal, marks = None, [Mark(frontier, above) for frontier, _ in shares]
+        first = recorded_from(graph)
+        return {**above, _number(first): Recorded.of(settled.plain(), left_out).saved()}
+    shares = [share.plain() for share in shared(settled, run_with)]
+    division = _worker_division(_numbered(graph, part), "")
+    deal, marks = None, [Mark(frontier, above) for frontier, *_ in shares]
     if is_dispatch(division):
-        taken = tuple(frontier for frontier, _ in shares)
+        taken = tuple(frontier for frontier, *_ in shares)
         marks = [Mark(count, {_number(division): {"taken": count}}) for count in taken]
         deal = DealStart(Mark(settled.frontier, above), taken)
     return {_number(part.end): shares_recorded(shares, marks, left_out, deal)}
@@ -200,8 +209,8 @@ def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: in
 def joined_shares(shares: Sequence[Settled]) -> Settled:
     """Return what is settled of a whole, given its shares: each has every n-th number.
 
-    >>> joined_shares([Settled(3), Settled(1, [2])]).runs()
-    [[4, 2]]
+    >>> joined_shares([Settled(3), Settled(1, [2])]).plain()
+    (3, [[4, 2]], [])
     """
     count = len(shares)
     numbers = [(share.frontier * count + at, at, share) for at, share in enumerate(shares)]
@@ -211,20 +220,24 @@ def joined_shares(shares: Sequence[Settled]) -> Settled:
         # Its settled numbers from the whole's frontier on.
         whole.beyond.update(range(frontier + (at - frontier) % count, first, count))
         whole.beyond.update(index * count + at for index in share.beyond)
+        whole.parts |= {index * count + at: parts for index, parts in share.parts.items()}
     return whole
 
 
 def shared(whole: Settled, count: int) -> list[Settled]:
     """Return what is settled of each of so many shares.
 
-    >>> [(share.frontier, share.runs()) for share in shared(Settled(3, [4, 5]), 2)]
-    [(3, []), (1, [[2, 1]])]
+    >>> [share.plain() for share in shared(Settled(3, [4, 5]), 2)]
+    [(3, [], []), (1, [[2, 1]], [])]
     """
     shares = []
     for at in range(count):
         # How many of the share's numbers come before the whole's frontier.
         share = Settled(len(range(at, whole.frontier, count)))
         share.beyond.update(number // count for number in whole.beyond if number % count == at)
+        share.parts = {
+            number // count: parts for number, parts in whole.parts.items() if number % count == at
+        }
         share.advance()
         shares.append(share)
     return shares
@@ -247,7 +260,7 @@ def fits_any_number(graph: Graph) -> bool:
     That must not mean to run from the beginning again what comes before it.
     """
     parts = cut_graph(graph).parts
-    if recorded_part(graph) is not None:
+    if recorded_part(graph, in_order=True) is not None:
         return False
     if any(number_of(pipe) is None or not _resumes_anywhere(pipe) for pipe in graph.pipes):
         return False
@@ -401,11 +414,11 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     all ranks; SnapshotError names the pipe that prevents it.
     """
     counts = [snapshot.items for snapshot in moment]
-    first, before = unrepeatable(graph), moment[0]
-    division = _rank_division(graph, len(moment), role, graph.sources(first)[0])
+    before, part = moment[0], recorded_part(graph, in_order=role.in_order)
+    division = _rank_division(graph, len(moment), role, _numbered(graph, part))
     block = _block_size(graph, division, before.workers)
     records = [
-        _record_of_rank(graph, each, Order(rank, len(moment), block))
+        _record_of_rank(graph, part, each, Order(rank, len(moment), block))
         for rank, each in enumerate(moment)
     ]
     numbers = [order.number(record.settled.frontier) for order, record in records]
@@ -414,6 +427,7 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     for order, record in records:
         whole.beyond.update(order.numbers_between(frontier, record.settled.frontier))
         whole.beyond.update(map(order.number, record.settled.beyond))
+        whole.parts |= {order.number(at): parts for at, parts in record.settled.parts.items()}
     above = _numbers_above(division)
     behind = records[numbers.index(frontier)][1].above
     kept = {number: cursor for number, cursor in behind.items() if number in above}
@@ -421,30 +435,29 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     # Each number is counted once, whoever has left it out.
     left_out = _sum_of([record.left_out for _, record in records]) if role.rank == 0 else []
     mine = WholeRecord(own.share_of(whole), left_out, kept)
-    part = recorded_part(graph)
-    cursors = (
-        _record_for(graph, part, mine, role.workers)
-        if part is not None
-        else refit(graph, _record_here(first, mine), taken_with=0, run_with=role.workers)
-    )
+    if part is not None:
+        cursors = _record_for(graph, part, mine, role.workers)
+    else:
+        here = _record_here(recorded_from(graph), mine)
+        cursors = refit(graph, here, taken_with=0, run_with=role.workers)
     return max(1, sum(counts) // role.ranks), cursors
 
 
-def _record_of_rank(graph: Graph, one: Snapshot, order: Order) -> tuple[Order, WholeRecord]:
+def _record_of_rank(
+    graph: Graph, part: WorkerPart | None, one: Snapshot, order: Order
+) -> tuple[Order, WholeRecord]:
     clash = "the states cannot be resumed by other ranks or workers"
-    part, first = recorded_part(graph), unrepeatable(graph)
     if not one.items:
         return order, WholeRecord(Settled(), [], {})
     if part is not None:
         return order, _whole_record(graph, part, one.cursors, one.workers, clash)
     alone = refit(graph, one.cursors, taken_with=one.workers, run_with=0)
-    record = Recorded.loaded(alone[_number(first)])
+    record = Recorded.loaded(alone[_number(recorded_from(graph))])
     return order, WholeRecord(record.numbers(), record.left_out, alone)
 
 
 def _record_here(first: Any, whole: WholeRecord) -> Cursors:
-    settled = whole.settled
-    record = Recorded(frontier=settled.frontier, settled=settled.runs(), left_out=whole.left_out)
+    record = Recorded.of(whole.settled.plain(), whole.left_out)
     return {**whole.above, _number(first): record.saved()}
 
 
@@ -488,6 +501,8 @@ class Order(NamedTuple):
         share = Settled(items_before(whole.frontier, self.rank, self.ranks, self.block))
         indices = map(self.own_index, whole.beyond)
         share.beyond.update(index for index in indices if index is not None)
+        own = ((self.own_index(number), parts) for number, parts in whole.parts.items())
+        share.parts = {index: parts for index, parts in own if index is not None}
         share.advance()
         return share
 
@@ -497,11 +512,11 @@ def numbers_in_whole(graph: Graph, numbers: tuple[int, ...], role: Role) -> tupl
 
     They are the same where nothing divides among ranks, or other pipes than one-to-one follow.
     """
-    first = unrepeatable(graph)
-    if role.ranks == 1 or first is None:
+    if role.ranks == 1:
         return numbers
+    part = recorded_part(graph, in_order=role.in_order)
     try:
-        division = _rank_division(graph, role.ranks, role, graph.sources(first)[0])
+        division = _rank_division(graph, role.ranks, role, _numbered(graph, part))
     except SnapshotError:
         return numbers
     order = Order(role.rank, role.ranks, _block_size(graph, division, role.workers))

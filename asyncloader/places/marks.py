@@ -7,12 +7,11 @@ keeps it when it has arrived.
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.running.cursor_forms import Count, State
 from asyncloader.datapipes.running.cursors import Cursors
-from asyncloader.datapipes.running.unordered import Piece, followed, unnumbered_in
 from asyncloader.errors import TransportError
 from asyncloader.places.random_states import States
 
@@ -36,9 +35,6 @@ class Mark:
     states: States | None = None
 
 
-#: The first of a worker's items that is not settled, and runs of those settled after it.
-SettledRuns = tuple[int, list[list[int]]]
-
 #: The beginning of every stream.
 FIRST = Mark(0, {})
 
@@ -52,31 +48,20 @@ class DealStart:
 
 
 class Noted:
-    """A mark as it arrived, with the position of the next item.
+    """A mark as it arrived, with the position of the next item."""
 
-    ``told`` are the pieces that came with the mark's own frame and with later frames.
-    """
-
-    __slots__ = ("_mark", "position", "told")
+    __slots__ = ("_mark", "position")
 
     def __init__(self, position: int, mark: Mark | bytes) -> None:
         self.position = position
-        self.told: list[bytes] = []
         self._mark = mark
 
     def read(self) -> Mark:
-        """Return the mark, with all pieces that were told since."""
+        """Return the mark."""
         mark = self._mark
         if isinstance(mark, bytes):
             self._mark = mark = load_mark(mark)
-        return replace(mark, cursors=followed(mark.cursors, self._pieces())) if self.told else mark
-
-    def unnumbered(self) -> str:
-        """Return the name of a pipe without a number, or ""."""
-        return unnumbered_in(self._pieces())
-
-    def _pieces(self) -> list[Piece]:
-        return [piece for told in self.told for piece in load_told(told)]
+        return mark
 
 
 def dump_mark(mark: Mark) -> bytes:

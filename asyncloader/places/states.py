@@ -17,7 +17,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import COPIES
 from asyncloader.datapipes.one_to_one import is_one_to_one
-from asyncloader.datapipes.recording import Recorded
+from asyncloader.datapipes.recording import Recorded, of_now
 from asyncloader.datapipes.running.cursor_forms import (
     Form,
     FormOf,
@@ -29,17 +29,17 @@ from asyncloader.datapipes.running.cursor_forms import (
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import draws, has_own_state
-from asyncloader.datapipes.running.unordered import settled
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import NOT_CUT, cut_graph
 from asyncloader.graph.fingerprint import differences, fingerprint
-from asyncloader.graph.recorded import unrepeatable
+from asyncloader.graph.recorded import recorded_from
 from asyncloader.graph.refusals import Purpose, Refusal, first_refusal
 from asyncloader.graph.walk import Graph
 from asyncloader.places.elastic import (
     Role,
     divides_alike,
     numbers_in_whole,
+    recorded_part,
     refit,
     regroup,
     united,
@@ -66,22 +66,16 @@ class LoaderStates:
         service_state: bytes | None,
         *,
         role: Role,
-        has_order: bool,
-        unnumbered: str,
+        why_not: str,
         include_datapipe: bool,
     ) -> dict[str, Any]:
         """Return the state of a loader that continues with ``start`` and then with ``seeds``.
 
-        ``has_order`` says whether the epoch's order would be the same again. ``unnumbered`` is
-        the name of a pipe that does not record what it has yielded, or "".
+        ``why_not`` says why no state can be taken in the middle of this epoch, or "".
         """
         self._check_possible(role)
-        if unnumbered and start is not None and start.position:
-            raise SnapshotError(
-                f"{unnumbered} yields results as they come, and no state can say which ones it has"
-                " yielded, because a reading service (or a function of one) added it to the graph;"
-                " add it before the loader is made, or pass ordered=True"
-            )
+        if why_not and start is not None and start.position:
+            raise SnapshotError(why_not)
         snapshot = Snapshot(
             seed=seeds.seed,
             epoch=seeds.epoch,
@@ -89,12 +83,12 @@ class LoaderStates:
             epoch_seed=None if start is None else start.seed,
             items=0 if start is None else start.position,
             workers=role.workers,
-            in_order=role.in_order if start is None else start.is_in_order(role.in_order),
+            in_order=role.in_order,
             rank=role.rank,
             ranks=role.ranks,
             ahead=0 if start is None else start.ahead,
             padding=(0 if start is None else start.padding) if role.pads else None,
-            cursors=_settled(start, has_order),
+            cursors={} if start is None else start.cursors,
             lengths=self._lengths_in(seeds.epoch),
             service_state=service_state,
             graph=self._pickled if include_datapipe else None,
@@ -156,7 +150,7 @@ class LoaderStates:
 
     def _check_reach(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError if a pipe had yielded more items than the loader."""
-        if unrepeatable(self._graph) is not None:
+        if recorded_from(self._graph) is not None or not snapshot.in_order:
             # From there on pipes begin anew, with the items that are not settled.
             return
         numbers = self._graph.numbers
@@ -180,7 +174,8 @@ class LoaderStates:
         """Return a function that tells the form of each cursor taken with so many workers."""
         pipes = self._graph.pipes
 
-        first = unrepeatable(self._graph)
+        first = recorded_from(self._graph)
+        recorded = recorded_part(self._graph, in_order=in_order) if workers else None
         cut = cut_graph(self._graph) if workers else NOT_CUT
         copies = 1 if all(part.is_sharded for part in cut.parts) else workers
 
@@ -190,7 +185,7 @@ class LoaderStates:
             if pipe is None:
                 return no_cursor
             if pipe is first:
-                return form_of_state(Recorded, pipe)
+                return of_now(form_of_state(Recorded, pipe))
             return copy_context().run(_form_of_copies, copies, pipe)
 
         if not workers:
@@ -199,17 +194,14 @@ class LoaderStates:
         outlets = {}
         for part in cut.parts:
             is_dealt = any(inlet is cut.dispatch for inlet in part.inlets)
-            facts = PartFacts(
-                workers,
-                in_order,
-                numbers[id(cut.dispatch)] if is_dealt else None,
-                is_recorded=any(pipe is first for pipe in part.pipes),
-            )
+            dispatch = numbers[id(cut.dispatch)] if is_dealt else None
+            is_recorded = recorded is not None and part.end is recorded.end
+            facts = PartFacts(workers, dispatch, is_recorded)
             outlets[numbers[id(part.end)]] = stream_form(facts, inside)
         return lambda number: outlets[number] if number in outlets else inside(number)
 
     def _check_possible(self, role: Role) -> None:
-        refusal = self._refusal_in_workers if role.workers else self._refusal
+        refusal = self._refusal_as_ready if role.workers and not role.in_order else self._refusal
         if refusal is not None:
             raise SnapshotError(str(refusal))
 
@@ -218,8 +210,8 @@ class LoaderStates:
         return first_refusal(self._graph, Purpose.STATE)
 
     @functools.cached_property
-    def _refusal_in_workers(self) -> Refusal | None:
-        return first_refusal(self._graph, Purpose.STATE, workers=1)
+    def _refusal_as_ready(self) -> Refusal | None:
+        return self._refusal or first_refusal(self._graph, Purpose.STATE_AS_READY)
 
     def _lengths_in(self, epoch: int) -> dict[int, int]:
         """Return the lengths of the sources, asked for once an epoch: data may grow between two."""
@@ -276,14 +268,6 @@ def _length_of(source: Any) -> int | None:
         return len(source)
     except Exception:  # noqa: BLE001 - a user's ``__len__`` ran; most say TypeError
         return None
-
-
-def _settled(start: EpochStart | None, has_order: bool) -> Cursors:
-    """Return copies of a place's cursors that record nothing any more."""
-    if start is None:
-        return {}
-    cursors: Cursors = start.cursors if has_order else settled(start.cursors)
-    return cursors
 
 
 def unpickled_graph(state: Any) -> Any:
@@ -386,7 +370,6 @@ def _start_for(graph: Graph, moment: Sequence[Snapshot], role: Role) -> EpochSta
         ahead=place.ahead,
         padding=place.padding or 0,
         taken_with=own.workers if has_others else None,
-        taken_in_order=own.in_order if _is_begun(moment, own) else None,
         is_regrouped=_is_begun(moment, own) and not _has_same_items(graph, own, role),
     )
 
@@ -396,8 +379,15 @@ def _place(graph: Graph, moment: Sequence[Snapshot], own: Snapshot, role: Role) 
     if not _is_begun(moment, own):
         return replace(own, items=0, cursors={}, ahead=0)
     _check_pads(own, role)
+    _check_order(graph, own, role)
     if _has_same_items(graph, own, role):
-        cursors = refit(graph, own.cursors, taken_with=own.workers, run_with=role.workers)
+        cursors = refit(
+            graph,
+            own.cursors,
+            taken_with=own.workers,
+            run_with=role.workers,
+            in_order=role.in_order,
+        )
         return replace(own, cursors=cursors)
     if own.padding is not None:
         raise SnapshotError(
@@ -411,14 +401,9 @@ def _place(graph: Graph, moment: Sequence[Snapshot], own: Snapshot, role: Role) 
             f" {_who(role)}; load a list of the states of all {own.ranks} ranks, or each rank's"
             " own state with as many ranks and workers as before, or a state between epochs"
         )
-    if unrepeatable(graph) is not None:
+    if recorded_from(graph) is not None or not own.in_order:
         items, cursors = united(graph, moment, role)
         return replace(own, items=items, cursors=cursors, ahead=0)
-    if not own.in_order:
-        raise SnapshotError(
-            "the states were taken with in_order=False, so their items are not the first ones of"
-            " any order; resume with as many ranks and workers as before"
-        )
     items, cursors, ahead = regroup(graph, moment, role)
     return replace(own, items=items, cursors=cursors, ahead=ahead)
 
@@ -433,6 +418,21 @@ def _check_pads(own: Snapshot, role: Role) -> None:
             f" is {wanted} it; give its DistributedReadingService the same, or load a state between"
             " epochs"
         )
+
+
+def _check_order(graph: Graph, own: Snapshot, role: Role) -> None:
+    """Raise SnapshotError where items would be taken in turn, and were not before; or vice versa.
+
+    It does not matter where it is recorded in the workers what becomes of each item.
+    """
+    if own.in_order == role.in_order or recorded_part(graph, in_order=True) is not None:
+        return
+    found = "in_order=False" if role.in_order else "items in turn, or without workers,"
+    raise SnapshotError(
+        f"the state was taken in the middle of an epoch with {found}, and this loader takes items"
+        f" {'in turn' if role.in_order else 'as workers have them ready'}; make it with"
+        f" in_order={own.in_order} for the rest of the epoch, or load a state between epochs"
+    )
 
 
 def _is_begun(moment: Sequence[Snapshot], own: Snapshot) -> bool:
@@ -517,16 +517,10 @@ class EpochStart:
     padding: int = 0
     #: With how many workers the state was taken, if those or the ranks were others.
     taken_with: int | None = None
-    #: Whether items were taken from the workers in turn; None for a new epoch.
-    taken_in_order: bool | None = None
     #: Whether the state's ranks, or their workers, had other shares of the items.
     is_regrouped: bool = False
     #: How many items the iterator had yielded before, if this is the rest of its epoch.
     before: int = 0
-
-    def is_in_order(self, otherwise: bool) -> bool:
-        """Whether items are taken from workers in turn; ``otherwise`` is for a new epoch."""
-        return otherwise if self.taken_in_order is None else self.taken_in_order
 
     def generator(self) -> SeedGenerator:
         """Return the seed generator of the epoch, for its services and pipes."""
@@ -535,5 +529,4 @@ class EpochStart:
         generator.resumed_after = self.position - self.ahead if self.is_resumed else None
         generator.padding = self.padding
         generator.taken_with = self.taken_with
-        generator.taken_in_order = self.taken_in_order
         return generator

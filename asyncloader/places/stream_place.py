@@ -7,12 +7,21 @@ reports, and which of them is old enough for all of its workers.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
-from asyncloader.datapipes.recording import MOST_AHEAD, Ledger, reasons_form, settled_form
+from asyncloader.datapipes.recording import (
+    MOST_AHEAD,
+    NOTHING_SETTLED,
+    Ledger,
+    SettledRuns,
+    contradictions,
+    of_now,
+    parts_form,
+    reasons_form,
+    settled_form,
+)
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
@@ -33,20 +42,15 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursor_history import thinned
 from asyncloader.datapipes.running.cursors import Cursor
-from asyncloader.datapipes.running.unordered import Piece, followed, piece
 from asyncloader.places.marks import (
     FIRST,
     DealStart,
     Dealt,
     Mark,
     Noted,
-    SettledRuns,
     load_mark,
 )
 from asyncloader.places.random_states import check_states
-
-#: A worker, and how many items of it were taken one after the other.
-Stretch = list[int]
 
 #: The key of the cursor of a part that resumes by its position alone, in any number of workers.
 SPREAD = "spread"
@@ -79,7 +83,7 @@ class StreamPlace:
 
 def first_place(workers: int, *, is_recorded: bool = False) -> StreamPlace:
     """Return the beginning of a stream, in which it may be recorded what becomes of each item."""
-    start = WorkerStart(FIRST, 0, (0, []) if is_recorded else None)
+    start = WorkerStart(FIRST, 0, NOTHING_SETTLED if is_recorded else None)
     return StreamPlace((start,) * workers, tuple(range(workers)))
 
 
@@ -94,8 +98,6 @@ class Stand(NamedTuple):
     dealing: Dealing | None
     #: How many items of all workers were taken.
     taken: int
-    #: What comes later, where that does not repeat by itself.
-    later: Cursor | None
 
     def place(self) -> StreamPlace:
         """Return the place."""
@@ -117,35 +119,16 @@ def start_after_arrived(noted: Noted, arrived: int) -> WorkerStart:
     return WorkerStart(mark, arrived - mark.position)
 
 
-def later_place(
-    place: StreamPlace, taken: Mapping[int, int], told: Iterable[tuple[int, list[Piece]]]
-) -> StreamPlace:
-    """Return the place after more items of each worker were taken.
-
-    The pieces that each worker has told since, oldest first, are added to its mark.
-    """
-    pieces: dict[int, list[Piece]] = {}
-    for worker, more in told:
-        pieces.setdefault(worker, []).extend(more)
-    starts = [
-        WorkerStart(
-            replace(start.mark, cursors=followed(start.mark.cursors, pieces.get(worker, ()))),
-            start.unwanted + taken[worker],
-        )
-        for worker, start in enumerate(place.starts)
-    ]
-    return replace(place, starts=tuple(starts))
-
-
-def cursor_of_place(place: StreamPlace) -> Cursor:
-    """Return a place as a cursor."""
-    cursor: Cursor = {
-        "workers": [[_plain_mark(start.mark), start.unwanted] for start in place.starts],
-        "turns": list(place.turns),
-    }
+def cursor_of_place(taken: int, place: StreamPlace) -> Cursor:
+    """Return a place, of which so many items were taken, as a cursor."""
+    cursor = Streaming(
+        taken=taken,
+        workers=[[_plain_mark(start.mark), start.unwanted] for start in place.starts],
+        turns=list(place.turns),
+    )
     if place.deal is not None:
-        cursor["deal"] = [_plain_mark(place.deal.mark), list(place.deal.dealt)]
-    return cursor
+        cursor.deal = [_plain_mark(place.deal.mark), list(place.deal.dealt)]
+    return cursor.saved()
 
 
 #: The form of a mark.
@@ -159,7 +142,6 @@ class PartFacts(NamedTuple):
     """
 
     workers: int
-    in_order: bool
     dispatch: int | None
     #: Whether it is recorded in the workers what becomes of each item.
     is_recorded: bool = False
@@ -176,24 +158,16 @@ def _deal_form(part: PartFacts) -> Form:
     return row(_MARK, each_of(part.workers, COUNT)) if part.dispatch is not None else no_cursor
 
 
-def _runs_form(part: PartFacts) -> Form:
-    return list_of(row(whole(most=part.workers - 1), whole(least=1)))
-
-
-def _told_form(part: PartFacts) -> Form:
-    return list_of(row(whole(most=part.workers - 1), list_of(piece)))
-
-
 class Streaming(State):
     """The place of a part that ran in workers: of each worker, and whose turns are next.
 
-    ``runs`` and ``told`` are what comes later, where that does not repeat by itself.
+    ``in_order``, ``runs`` and ``told`` are of earlier states.
     """
 
     taken: Count
-    in_order: Annotated[bool, Of(lambda part: just(part.in_order))]
-    runs: Annotated[Iterable[Stretch], Of(_runs_form)]
-    told: Annotated[Iterable[list[Any]], Of(_told_form)]
+    in_order: Annotated[bool, just(True)] | None = None
+    runs: Annotated[list[Any], just([])] | None = None
+    told: Annotated[list[Any], just([])] | None = None
     workers: Annotated[list[Any], Of(_starts_form)]
     turns: Annotated[
         list[int], Of(lambda part: list_of(whole(most=part.workers - 1), most=part.workers))
@@ -221,7 +195,7 @@ def _is_dealt(marks: Iterable[Any], deal: list[Any] | None, dispatch: int) -> bo
 
 
 def _shares_form(part: PartFacts) -> Form:
-    return each_of(part.workers, row(COUNT, settled_form))
+    return each_of(part.workers, row(COUNT, settled_form, parts_form))
 
 
 def _marks_form(part: PartFacts) -> Form:
@@ -234,8 +208,8 @@ def _marks_form(part: PartFacts) -> Form:
 class SharesRecorded(State):
     """The place of a part in which it was recorded what becomes of each item.
 
-    Of each worker's share ``shares`` has the first item that is not settled, and runs of those
-    settled after it; ``marks`` has from where that item and all after it are made again.
+    ``shares`` has what is settled of each worker's share; ``marks`` has from where the first item
+    that is not settled, and all after it, are made again.
     """
 
     shares: Annotated[list[Any], Of(_shares_form)]
@@ -244,12 +218,12 @@ class SharesRecorded(State):
     deal: Annotated[list[Any], Of(_deal_form)] | None = None
 
     def check(self, pipe: PartFacts) -> Iterator[str]:
-        if any(runs and runs[0][0] <= frontier for frontier, runs in self.shares):
-            yield "the frontier is the first item that is not settled"
-        if sum(length for _, runs in self.shares for _, length in runs) > MOST_AHEAD:
+        for share in self.shares:
+            yield from contradictions(tuple(share))
+        if sum(length for _, runs, _ in self.shares for _, length in runs) > MOST_AHEAD:
             yield f"at most {MOST_AHEAD} items are settled after others that are not"
         pairs = zip(self.shares, self.marks, strict=True)
-        if any(mark[0] > frontier for (frontier, _), mark in pairs):
+        if any(mark[0] > share[0] for share, mark in pairs):
             yield "a worker makes all items again that are not settled"
         if pipe.dispatch is not None and not _is_dealt(self.marks, self.deal, pipe.dispatch):
             yield "the workers resume with what was dispatched to them"
@@ -277,12 +251,12 @@ def cursor_of_shares(
     from where it is dealt to them again.
     """
     shares, left_out = ledger.state()
-    marks, deal = marks_at([frontier for frontier, _ in shares])
+    marks, deal = marks_at([frontier for frontier, *_ in shares])
     return shares_recorded(shares, marks, left_out, deal)
 
 
 def shares_recorded(
-    shares: Iterable[tuple[int, list[list[int]]]],
+    shares: Iterable[SettledRuns],
     marks: Iterable[Mark],
     left_out: list[list[Any]],
     deal: DealStart | None,
@@ -299,7 +273,7 @@ def shares_recorded(
 def place_of_shares(cursor: Cursor) -> StreamPlace:
     """Return where each worker resumes, given a cursor that was checked as ``SharesRecorded``."""
     pairs = zip(cursor["shares"], map(_mark, cursor["marks"]), strict=True)
-    starts = tuple(WorkerStart(mark, 0, (share[0], share[1])) for share, mark in pairs)
+    starts = tuple(WorkerStart(mark, 0, tuple(share)) for share, mark in pairs)
     return StreamPlace(starts, tuple(range(len(starts))), _deal_of(cursor))
 
 
@@ -310,37 +284,11 @@ def _deal_of(cursor: Cursor) -> DealStart | None:
     return DealStart(_mark(mark), tuple(dealt))
 
 
-def parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Stretch], list[Stretch]]:
-    """Return the runs of the first ``count`` items, and the runs of the others."""
-    before, following = [], []
-    for worker, items in runs:
-        first = max(0, min(items, count))
-        if first:
-            before.append([worker, first])
-        if first < items:
-            following.append([worker, items - first])
-        count -= first
-    return before, following
-
-
-def counts_of(runs: Iterable[Stretch]) -> Counter[int]:
-    """Return how many items of each worker are in these runs."""
-    counts: Counter[int] = Counter()
-    for worker, count in runs:
-        counts[worker] += count
-    return counts
-
-
-def stretches_between(before: Sequence[int], now: Sequence[int]) -> list[Stretch]:
-    """Return the runs between two counts of the items taken from each worker."""
-    counts = (after - earlier for earlier, after in zip(before, now, strict=True))
-    return [[worker, count] for worker, count in enumerate(counts) if count]
-
-
 def stream_form(part: PartFacts, inside: FormOf) -> Form:
     """Return the form of the cursors of a part; ``inside`` gives those of its pipes."""
-    kind = SharesRecorded if part.is_recorded else Streaming
-    own, spread = form_of_state(kind, part), form_of_state(Spread, part)
+    own, spread = form_of_state(Streaming, part), form_of_state(Spread, part)
+    if part.is_recorded:
+        own = of_now(form_of_state(SharesRecorded, part))
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         is_spread = type(value) is dict and SPREAD in value

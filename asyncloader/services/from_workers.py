@@ -22,10 +22,8 @@ from asyncloader.datapipes.running.cursors import (
     take_number_of,
 )
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Pass, Run, RunTree
+from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.running.run_place import cancelled
-from asyncloader.datapipes.running.traits import is_without_order
-from asyncloader.datapipes.running.unordered import Journal, unnumbered_in
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.places.elastic import spread_place
@@ -33,17 +31,11 @@ from asyncloader.places.marks import DealStart, Mark
 from asyncloader.places.stream_place import (
     SPREAD,
     Stand,
-    Streaming,
     StreamPlace,
-    Stretch,
-    counts_of,
     cursor_of_place,
     cursor_of_shares,
-    later_place,
-    parted,
     place_of_cursor,
     place_of_shares,
-    stretches_between,
 )
 from asyncloader.runtime import begin_task
 from asyncloader.waiting import do_nothing
@@ -51,13 +43,17 @@ from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.worker_stream import WorkerStream
 
 
-class FromWorkers(IterDataPipe[Any]):
-    """Yield the items of a part that runs in workers, in whose place it is.
+def added_without_order(name: str) -> str:
+    """Return why no state can be taken where a service added a pipe without order."""
+    return (
+        f"{name} yields results as they come, and no state can say which ones it has yielded,"
+        " because a reading service (or a function of one) added it to the graph; add it before"
+        " the loader is made, or pass ordered=True"
+    )
 
-    Where items are taken from workers in the order they arrive, or workers yield in the order
-    that results arrive, that order does not repeat by itself. Then a cursor also has what was
-    taken after it, and what the workers told since.
-    """
+
+class FromWorkers(IterDataPipe[Any]):
+    """Yield the items of a part that runs in workers, in whose place it is."""
 
     edges = ()
 
@@ -70,13 +66,15 @@ class FromWorkers(IterDataPipe[Any]):
         self.is_changed = False
         #: The names of pipes that may read this twice: how they read is not known.
         self.readers = ""
-        #: The name of a pipe in the workers of which no state can be taken, or "".
-        self.unnumbered = ""
         #: Whether its items are numbered, as workers tell what becomes of each; and whether they
         #: leave the recorded section here, so that what follows gets them without numbers.
         self.is_numbered = self.settles = False
+        #: Whether the numbers of a worker's items are those in which it sends them, one by one.
+        self.is_counted = False
+        #: Whether the section is there for functions that do not repeat, and not for an order only.
+        self.is_needed = False
         self.stream: WorkerStream | None = None
-        self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
+        self._begun: WorkerStream | None = None
         # Pipes that a reading service added have no number.
         numbered = (pipe for pipe in breadth_first(end) if number_of(pipe) is not None)
         take_number_of(self, next(numbered, end))
@@ -100,54 +98,21 @@ class FromWorkers(IterDataPipe[Any]):
     def new_pass(self, run: Run[Any]) -> FromWorkersPass:
         return RecordedPass(run) if self.is_numbered else FromWorkersPass(run)
 
-    def begin_epoch(
-        self,
-        stream: WorkerStream,
-        seeds: dict[int | None, int],
-        *,
-        may_be_changed: bool = False,
-    ) -> None:
+    def begin_epoch(self, stream: WorkerStream, seeds: dict[int | None, int]) -> None:
         """Yield the items of this stream in the next iteration.
 
-        ``seeds`` are those that all workers shuffle with, by the pipes' numbers;
-        ``may_be_changed`` says whether the workers may run other pipes than those of the part.
+        ``seeds`` are those that all workers shuffle with, by the pipes' numbers.
         """
-        self.stream = stream
-        self.unnumbered = ""
+        self.stream = self._begun = stream
         self.seeds = seeds
-        self.is_in_order = stream.is_in_order
-        if self.is_numbered:
-            stream.is_recorded = True
-            self.tells, self.is_repeated = False, True
-            return
-        self.tells = may_be_changed or not self._workers_have_order
-        #: Whether another run has the same order of itself.
-        self.is_repeated = self.is_in_order and not self.tells
-        if self.tells:
-            stream.keep_told()
-        if not self.is_repeated:
-            self.stretches, self.told = Journal(), Journal()
+        stream.is_recorded, stream.is_counted = self.is_numbered, self.is_counted
+        # Then its items come by themselves, and their numbers in ranges.
+        stream.is_numbered = self.is_numbered and not (self.is_counted and self.settles)
 
-    def has_no_order(self) -> bool:
-        """Whether the order of the items depends on which results arrive first."""
-        return self.stream is not None and not self.is_repeated
-
-    def first_cursor(self, tree: RunTree) -> Cursor:
-        """Return the initial cursor, which records what is taken after it."""
-        assert self.stream is not None
-        return self.cursor(0, self.later(), self.stream.first_place)
-
-    def cursor(self, taken: int, later: Cursor, place: StreamPlace) -> Cursor:
-        """Return the cursor of a place of the stream, of which so many items were taken."""
-        own = cursor_of_place(place)
-        return Streaming(taken=taken, in_order=self.is_in_order, **later, **own).saved()
-
-    def later(self, stretches: Iterable[Stretch] = (), told: Iterable[Any] = ()) -> Cursor:
-        """Return these and, where the order does not repeat, all that will follow them."""
-        return {
-            "runs": [*stretches] if self.is_in_order else self.stretches.since_now(stretches),
-            "told": self.told.since_now(told) if self.tells else [*told],
-        }
+    @property
+    def unrecorded(self) -> str:
+        """The name of a pipe without order that was added in the workers, or ""."""
+        return "" if self._begun is None else self._begun.unrecorded()
 
     def read_twice(self) -> LoaderError:
         """Return the error of a second reading in one epoch."""
@@ -178,7 +143,6 @@ class FromWorkersPass(Pass[Any]):
         self._unwanted = 0
         # Where the pass was before the items that are read one by one now.
         self._before: Stand | None = None
-        self._is_repeated = run.pipe.is_repeated
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         self.begin(do_nothing)
@@ -223,10 +187,7 @@ class FromWorkersPass(Pass[Any]):
         assert stream is not None
         if self._unwanted:
             return []
-        seen = None if self._is_repeated else stream.positions()
         items = stream.take_ready()
-        if seen is not None:
-            self._note(stream, seen)
         self.taken += len(items)
         return items
 
@@ -235,10 +196,7 @@ class FromWorkersPass(Pass[Any]):
         stream = self._stream
         assert stream is not None
         while True:
-            seen = None if self._is_repeated else stream.positions()
             items = await stream.take(is_late=is_late)
-            if seen is not None:
-                self._note(stream, seen)
             self.taken += len(items)
             if self._unwanted >= len(items) > 0:
                 self._unwanted -= len(items)
@@ -253,13 +211,11 @@ class FromWorkersPass(Pass[Any]):
         """Return where the pass is."""
         stream = self._stream
         assert stream is not None
-        later = None if self._is_repeated else self.run.pipe.later()
-        return stream.stand(self.taken, later)
+        return stream.stand(self.taken)
 
     def cursor_at(self, stand: Stand) -> Cursor:
         """Return the cursor of a place where the pass was."""
-        pipe: FromWorkers = self.pipe
-        return pipe.cursor(stand.taken, stand.later or pipe.later(), stand.place())
+        return cursor_of_place(stand.taken, stand.place())
 
     def cursor(self) -> Cursor:
         if self._stream is None:
@@ -267,16 +223,6 @@ class FromWorkersPass(Pass[Any]):
         stand = self._before or self.stand()
         stand.forget_dealing_before()
         return self.cursor_at(stand)
-
-    def _note(self, stream: WorkerStream, seen: list[int]) -> None:
-        """Note in which order items were taken, and what the workers told of them."""
-        pipe: FromWorkers = self.pipe
-        if not pipe.is_in_order:
-            for stretch in stretches_between(seen, stream.positions()):
-                pipe.stretches.add(stretch)
-        for worker, pieces in stream.told():
-            pipe.unnumbered = pipe.unnumbered or unnumbered_in(pieces)
-            pipe.told.add([worker, pieces])
 
     def put_source_cursors(self, into: Cursors) -> None:
         """Add nothing: the pipes above run in the workers."""
@@ -295,11 +241,9 @@ class FromWorkersPass(Pass[Any]):
         return 0
 
     def _go_on_from(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
-        before, following = parted(cursor["runs"], position - cursor["taken"])
-        told = list(cursor["told"])
-        place = later_place(place_of_cursor(cursor), counts_of(before), told)
+        place = place_of_cursor(cursor)
         self._check_seeds(place)
-        self.taken = cursor["taken"] + sum(count for _, count in before)
+        self.taken = cursor["taken"]
         self._unwanted = position - self.taken
         if self._unwanted < 0:
             raise SnapshotError(
@@ -307,9 +251,7 @@ class FromWorkersPass(Pass[Any]):
                 f" but only {position} were passed on; the state is damaged, load another one"
             )
         # A pipe of which nothing is known reads all items again, in their order.
-        stream.resume_at(place, following)
-        # The cursor stays valid later on, because it records what follows.
-        cursor |= self.pipe.later(before, told)
+        stream.resume_at(place)
 
     def _check_seeds(self, place: StreamPlace) -> None:
         """Raise SnapshotError if a worker would shuffle otherwise than those at their beginning."""
@@ -340,7 +282,14 @@ class RecordedPass(FromWorkersPass):
     def _begin_with(
         self, shares: Sequence[Settled], left_out: Iterable[Sequence[Any]] = ()
     ) -> None:
-        self.ledger = Ledger(self.run.tree.settled_items, shares, left_out)
+        pipe: FromWorkers = self.pipe
+        self.ledger = Ledger(
+            self.run.tree.settled_items,
+            shares,
+            left_out,
+            reader=pipe.part,
+            is_needed=pipe.is_needed,
+        )
 
     def begin(self, listener: Callable[[], object]) -> WorkerStream:
         stream: WorkerStream | None = self.pipe.stream
@@ -357,6 +306,9 @@ class RecordedPass(FromWorkersPass):
     def _settled(self, items: list[Any]) -> list[Any]:
         """Return the items without their numbers, if they leave the section here."""
         if not self.pipe.settles:
+            return items
+        if not self._recorded.is_numbered:
+            self.ledger.hand_on_all(self._recorded.taken_numbers())
             return items
         self.ledger.hand_on_all([each.key for each in items])
         return [each.item for each in items]
@@ -375,7 +327,7 @@ class RecordedPass(FromWorkersPass):
             raise self.pipe.read_twice()
         if cursor is not None:
             self._begin_with(
-                [Settled.of_runs(frontier, runs) for frontier, runs in cursor["shares"]],
+                [Settled.of(tuple(share)) for share in cursor["shares"]],
                 cursor["left_out"],
             )
             stream.resume_at(place_of_shares(cursor))
@@ -401,13 +353,7 @@ class FedFromWorkers(IterDataPipe[Any]):
     def new_pass(self, run: Run[Any]) -> FedPass:
         return FedPass(run)
 
-    def begin_epoch(
-        self,
-        stream: FedStream,
-        seeds: dict[int | None, int],
-        *,
-        may_be_changed: bool = False,
-    ) -> None:
+    def begin_epoch(self, stream: FedStream, seeds: dict[int | None, int]) -> None:
         """Yield the items of this stream in the next iteration."""
         self.stream = stream
 

@@ -28,7 +28,7 @@ from asyncloader.arguments import (
 from asyncloader.datapipes.edges import pipes_in
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.datapipes.randomness import Shuffling
-from asyncloader.datapipes.recording import Settling
+from asyncloader.datapipes.recording import Numbering
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.datapipes.running.cursors import (
     Cursors,
@@ -57,7 +57,12 @@ from asyncloader.graph.cut import (
     read_again,
 )
 from asyncloader.graph.edit import copy_graph, replaced
-from asyncloader.graph.recorded import goes_on_after, settled_in_worker
+from asyncloader.graph.recorded import (
+    as_recorded,
+    recorded_behind,
+    recorded_in_worker,
+    unrepeatable,
+)
 from asyncloader.graph.refusals import Purpose, check_graph, first_refusal
 from asyncloader.graph.settings import SharedPipes
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of
@@ -242,7 +247,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         _check_is_here(datapipe)
         graph = Graph(datapipe)
         await in_thread(self._check, graph, workers)
-        division = await in_thread(divide, graph, workers)
+        division = await in_thread(self._divided, graph, workers)
         if not division.outlets:
             return RunningGraph(datapipe)
         if workers > 1:
@@ -258,6 +263,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         is_last = isinstance(division.root, FromWorkers)
         root = division.root if is_last else self._prefetched(division.root)
         return RunningGraph(root, division, pool, partial(check_division, division.parts), workers)
+
+    def _divided(self, graph: Graph, workers: int) -> Division:
+        restarts = self.on_worker_death == "restart"
+        return divide(graph, workers, in_order=self.in_order, restarts=restarts)
 
     def _check(self, graph: Graph, workers: int) -> None:
         """Raise ValueError for a graph that cannot be divided among so many workers."""
@@ -282,7 +291,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         streams = pool.begin_epoch(shared_seeds, seed_generator, resets)
         may_be_changed = self.worker_init_fn is not None or resets != NO_RESETS
         seeds = {} if may_be_changed else division.seeds_of_shufflers(shared_seeds)
-        division.connect(streams, seeds, may_be_changed=may_be_changed)
+        division.connect(streams, seeds)
         return reset
 
     def seed_rest(self) -> None:
@@ -668,16 +677,14 @@ class Division:
         fed = (at for at, outlet in enumerate(self.outlets) if isinstance(outlet, FedFromWorkers))
         return next(fed, None)
 
-    def connect(
-        self, streams: Sequence[Any], seeds: dict[int | None, int], *, may_be_changed: bool
-    ) -> None:
+    def connect(self, streams: Sequence[Any], seeds: dict[int | None, int]) -> None:
         """Let the outlets yield an epoch's items.
 
         ``seeds`` are those that all workers shuffle with, by the pipes' numbers, as far as they
-        are known. ``may_be_changed`` says whether the workers may run other pipes than these.
+        are known.
         """
         for outlet, stream in zip(self.outlets, streams, strict=True):
-            outlet.begin_epoch(stream, seeds, may_be_changed=may_be_changed)
+            outlet.begin_epoch(stream, seeds)
 
     def seeds_of_shufflers(self, shared_seeds: Sequence[int]) -> dict[int | None, int]:
         """Return the seeds of the shuffling pipes that workers read once, by their numbers."""
@@ -685,8 +692,15 @@ class Division:
         return {number_of(pipe): seed for pipe, seed in seeds if id(pipe) in self.read_once}
 
 
-def divide(graph: Graph, num_workers: int) -> Division:
-    """Take the parts for workers out of the graph, whose pipes are changed in place."""
+def divide(
+    graph: Graph, num_workers: int, *, in_order: bool = True, restarts: bool = False
+) -> Division:
+    """Take the parts for workers out of the graph, whose pipes are changed in place.
+
+    Where items are to be taken as they are ready, or workers may be replaced that yield them so, it
+    is recorded what becomes of each.
+    """
+    as_ready = not in_order and first_refusal(graph, Purpose.STATE_AS_READY) is None
     shared = SharedPipes(graph)
     cut = cut_graph(graph)
     if num_workers > 1:
@@ -707,14 +721,20 @@ def divide(graph: Graph, num_workers: int) -> Division:
             take_number_of(stand_in, inlet)
             end = replaced(end, inlet, stand_in)
         if not is_fed:
-            end = settled_in_worker(end)
-            outlet.is_numbered = any(isinstance(pipe, Settling) for pipe in pipes_of(end))
+            is_recorded = any(isinstance(pipe, Numbering) for pipe in graph.pipes)
+            # Only so that another worker knows what was sent.
+            is_for_restart = restarts and not (is_recorded or as_ready)
+            end, tells = recorded_in_worker(as_recorded(end) if is_for_restart else end)
+            outlet.is_counted = as_ready and not tells
+            outlet.is_numbered = as_ready or tells
+            outlet.settles = is_for_restart and outlet.is_numbered
+            outlet.is_needed = unrepeatable(graph) is not None
             outlet.length = _dealt_length(end, dispatch, num_workers)
         outlets.append(outlet)
         ends.append(end)
     for outlet in outlets:
-        if isinstance(outlet, FromWorkers) and outlet.is_numbered:
-            outlet.settles = not goes_on_after(outlet, root)
+        if isinstance(outlet, FromWorkers) and outlet.is_numbered and not outlet.settles:
+            root = recorded_behind(root, outlet)
     readers = [stage_name(pipe) for pipe in breadth_first(root) if is_replayed(pipe)]
     for outlet in outlets:
         outlet.readers = " or ".join(readers)

@@ -149,7 +149,7 @@ class RequestBatcher(IterDataPipe[Envelope]):
 
     def together(self, batch: list[Envelope]) -> Envelope:
         """Return one envelope for the items of several."""
-        whole = Envelope(tuple(envelope.key for envelope in batch))  # type: ignore[misc]  # ints
+        whole = Envelope(tuple(envelope.key for envelope in batch))
         items = [envelope.item for envelope in batch]
         try:
             return whole.with_item(self.wrapper_class(items))

@@ -17,9 +17,15 @@ from asyncloader.datapipes.replaying import keeps_positions, needs_replay
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Run, RunTree
-from asyncloader.datapipes.running.traits import is_ours, is_without_order, makes_again, stands_in
+from asyncloader.datapipes.running.traits import (
+    is_ours,
+    is_repeatable,
+    is_without_order,
+    makes_again,
+    stands_in,
+)
 from asyncloader.datapipes.splitting import Branch
-from asyncloader.errors import SnapshotError
+from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.recorded import numbering_of
 from asyncloader.graph.settings import PartSeeds, seed_newcomers, tell_epoch
 from asyncloader.graph.walk import Graph, pipes_of
@@ -36,16 +42,30 @@ class PartPipes(list[Any]):
 
     def __init__(self, pipes: Iterable[Any] = ()) -> None:
         super().__init__(pipes)
-        #: Those that yield items as they are ready.
-        self.unordered = list(filter(is_without_order, self))
         #: Whether one of them makes items again that were made before, to resume.
         self.makes_again = any(map(_makes_again, self))
         #: Whether the loader feeds them. Such items cannot be made again.
         self.is_fed = any(isinstance(pipe, FromLoader) for pipe in self)
         #: The one that numbers items, so that the loader is told what becomes of each, or None.
-        self.numbering = numbering_of(self[0]) if any(map(_tells, self)) else None
+        self.numbering: Any = None
+        #: Whether there is one, although something was added behind it.
+        self.tells = any(map(_tells, self))
+        #: The name of a pipe without order of which nothing is recorded, or "".
+        self.unrecorded = ""
+        if self.tells:
+            self._find_numbering()
+        else:
+            self.unrecorded = next(map(stage_name, filter(is_without_order, self)), "")
         #: The pipes of dealt items, as ``_readings`` finds them.
         self.dealt = list(_readings(self))
+
+    def _find_numbering(self) -> None:
+        try:
+            self.numbering = numbering_of(self[0])
+        except LoaderError:
+            if not all(map(is_repeatable, self)):
+                raise
+            self.unrecorded = stage_name(self[0])
 
 
 def _tells(pipe: Any) -> bool:

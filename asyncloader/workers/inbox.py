@@ -2,19 +2,27 @@
 
 This file is about ``Inbox``, one stream of one worker as the loader sees it: the frames that
 have arrived, the items of the open frame, and how the stream ended; and about a ``Merge`` of
-several: strictly in turn, so that the order is the same in every run; or as they arrive; or in
-the order in which an earlier run took them.
+several: strictly in turn, so that the order is the same in every run; or as they arrive.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from asyncloader.datapipes.envelope import Key
-from asyncloader.datapipes.recording import Ledger, NumberedItem, Settled
+from asyncloader.datapipes.recording import (
+    NOTHING_SETTLED,
+    Ledger,
+    NumberedItem,
+    Part,
+    Settled,
+    Told,
+    elements_of,
+)
 from asyncloader.datapipes.running.cursor_history import newest, thinned
 from asyncloader.errors import TransportError
 from asyncloader.places.marks import FIRST, Mark, Noted, load_mark, load_told
@@ -29,7 +37,6 @@ class _Arrived(NamedTuple):
     frame: Payload
     decoder: Decoder
     mark: Noted
-    told: bytes
     cost: int
     #: The numbers of the items, where it is recorded what becomes of them.
     keys: list[Key]
@@ -41,13 +48,23 @@ class ShareRecord:
     The item ``index`` of share ``share`` of ``shares`` is number ``index * shares + share``.
     """
 
-    def __init__(self, ledger: Ledger, share: int, shares: int, start: WorkerStart) -> None:
+    def __init__(
+        self, ledger: Ledger, share: int, shares: int, start: WorkerStart, *, is_counted: bool
+    ) -> None:
         self.ledger = ledger
+        #: Whether items come in the order of their numbers, which are not told.
+        self.is_counted = is_counted
         self._share = share
         self._shares = shares
-        frontier, runs = start.settled or (0, [])
+        # Of counted items: the number of the next, those that were settled before, and the numbers
+        # of those that came and were not taken.
+        self._next = start.mark.position
+        self._known = Settled.of(start.settled or NOTHING_SETTLED)
+        self._known_before = self._known.end()
+        self._arrived: deque[range] = deque()
+        self._taken = start.position
         #: The items that have come, or were left out: no other worker makes them again.
-        self._come = Settled.of_runs(frontier, runs)
+        self._come = Settled.of(start.settled or NOTHING_SETTLED)
         # The marks, oldest first, each with the first of the items that are made again from there.
         self._marks = [(start.mark.position, start.mark)]
 
@@ -58,16 +75,42 @@ class ShareRecord:
         # One assignment: a thread that reads meanwhile sees the old list or the new one.
         self._marks = [*thinned(self._marks[first:]), (loaded.position, loaded)]
 
-    def hear(self, told: bytes) -> list[Key]:
+    def hear(self, told: Told) -> list[Key]:
         """Settle what was left out; return the numbers of the items that come."""
-        keys, left_out = load_told(told)
+        keys, left_out, ends, _ = told
         numbers = list(map(self._number, keys))
         for key in keys:
             self._add(key)
         for reason, key in left_out:
             self._add(key)
             self.ledger.leave_out(self._number(key), reason)
+        for index, count in ends:
+            self._come.end_parts(index, count)
+            self.ledger.end_parts(self._number_of(index), count)
         return numbers
+
+    def count(self, items: int) -> list[range]:
+        """Settle so many items that come; return their numbers."""
+        found = []
+        while items:
+            while self._next < self._known_before and self._next in self._known:
+                self._next += 1
+            first, run = self._next, 1 if self._next < self._known_before else items
+            self._come.add_run(first, run)
+            found.append(range(self._number_of(first), self._number_of(first + run), self._shares))
+            self._next, items = first + run, items - run
+        self._arrived.extend(found)
+        return found
+
+    def taken_before(self, position: int) -> Iterator[range]:
+        """Yield the numbers of the counted items that were taken since the last call."""
+        while (left := position - self._taken) > 0:
+            numbers = self._arrived.popleft()
+            if left < len(numbers):
+                self._arrived.appendleft(numbers[left:])
+                numbers = numbers[:left]
+            self._taken += len(numbers)
+            yield numbers
 
     def mark_at(self, frontier: int) -> Mark:
         """Return the newest mark from which all items from ``frontier`` on are made again."""
@@ -76,17 +119,24 @@ class ShareRecord:
 
     def start_after_arrived(self) -> WorkerStart:
         """Return where another worker makes what has not come."""
-        frontier = self._come.frontier
-        return WorkerStart(self.mark_at(frontier), 0, (frontier, self._come.runs()))
+        return WorkerStart(self.mark_at(self._come.frontier), 0, self._come.plain())
 
     def _add(self, key: Key) -> None:
-        for index in (key,) if isinstance(key, int) else key:
-            self._come.add(index)
+        for element in elements_of(key):
+            self._come.add(element)
 
     def _number(self, key: Key) -> Key:
         if isinstance(key, int):
-            return key * self._shares + self._share
-        return tuple(index * self._shares + self._share for index in key)
+            return self._number_of(key)
+        return tuple(
+            self._number_of(element)
+            if isinstance(element, int)
+            else Part(self._number_of(element.number), element.at)
+            for element in key
+        )
+
+    def _number_of(self, index: int) -> int:
+        return index * self._shares + self._share
 
 
 class Inbox:
@@ -107,10 +157,11 @@ class Inbox:
         self._credits_done = 0
         self._on_credits: Callable[[Inbox, int], None] = _keep
         self._most_credits = 0
-        #: The pieces of the frames that were opened, if somebody keeps them.
-        self.told: deque[bytes] = deque(maxlen=0)
+        #: The name of a pipe without order of which nothing is recorded, or "".
+        self.unrecorded = ""
         #: What became of its items, where that is recorded: they come with their numbers then.
         self.record: ShareRecord | None = None
+        self.is_numbered = False
         #: Whether the worker was asked for a frame that has not arrived yet.
         self.is_asked = False
         self.error: BaseException | None = None
@@ -138,18 +189,30 @@ class Inbox:
         if self.record is not None:
             if note.mark:
                 self.record.note(note.mark)
-            keys, note = self.record.hear(note.told), NO_NOTE
+            if not self.record.is_counted:
+                keys, note = self._hear(self.record, note.told), NO_NOTE
+            else:
+                ranges = self.record.count(frame.items)
+                keys = list(chain.from_iterable(ranges)) if self.is_numbered else []
+            note = note._replace(mark=b"")
         if note.mark:
             self.latest_mark = Noted(self.arrived, note.mark)
         if note.told:
-            self.latest_mark.told.append(note.told)
+            self.unrecorded = load_told(note.told)
         self.arrived += frame.items
-        self.frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost, keys))
+        self.frames.append(_Arrived(frame, self._decoder, self.latest_mark, cost, keys))
 
     def hear(self, told: bytes) -> None:
         """Note what a worker has left out since the frame before."""
-        if self.record is not None and told:
-            self.record.hear(told)
+        if self.record is not None and not self.record.is_counted and told:
+            self._hear(self.record, told)
+        elif told:
+            self.unrecorded = load_told(told)
+
+    def _hear(self, record: ShareRecord, told: bytes) -> list[Key]:
+        loaded: Told = load_told(told)
+        self.unrecorded = self.unrecorded or loaded.unrecorded
+        return record.hear(loaded)
 
     def start_after_arrived(self) -> WorkerStart:
         """Return where another worker resumes after all items that have arrived."""
@@ -192,14 +255,12 @@ class Inbox:
         frame = self.frames[0].frame
         if not even_slow and (frame.is_slow or (frame.is_large and self._would_copy())):
             return 0
-        frame, decoder, self.mark, told, self._cost, keys = self.frames.popleft()
+        frame, decoder, self.mark, self._cost, keys = self.frames.popleft()
         refused = decoder.refused
-        if told:
-            self.told.append(told)
         items = decoder.items(frame)
         if decoder.refused != refused:
             items = self._up_to_refused(items)
-        if self.record is not None:
+        if self.record is not None and self.is_numbered:
             ledger = self.record.ledger
             numbered = zip(keys, items, strict=False)
             items = [NumberedItem(key, item, ledger) for key, item in numbered]
@@ -390,41 +451,3 @@ class TakeAsReady:
 
     def awaited(self) -> list[Inbox]:
         return [inbox for inbox in self.turns if not inbox.has_something()]
-
-
-class TakeInRuns:
-    """Takes given numbers of items from given inboxes, and then follows another Merge."""
-
-    def __init__(self, runs: Iterable[tuple[Inbox, int]], following: Merge) -> None:
-        self._runs = deque(runs)
-        self._following = following
-
-    @property
-    def turns(self) -> Iterable[Inbox]:
-        return self._following.turns
-
-    def is_ready(self) -> bool:
-        if not self._runs:
-            return self._following.is_ready()
-        return self._runs[0][0].has_something()
-
-    def is_over(self) -> bool:
-        return not self._runs and self._following.is_over()
-
-    def take(self) -> list[Any]:
-        # One run at a time: the code that notes the order sees only how many each inbox gave.
-        while self._runs:
-            inbox, wanted = self._runs[0]
-            count = min(wanted, inbox.open())
-            if count:
-                self._runs[0] = inbox, wanted - count
-                return inbox.take(count)
-            if wanted and not inbox.is_over():
-                return []
-            if wanted and inbox.error is not None:
-                raise inbox.error
-            self._runs.popleft()
-        return self._following.take()
-
-    def awaited(self) -> list[Inbox]:
-        return [self._runs[0][0]] if self._runs else self._following.awaited()

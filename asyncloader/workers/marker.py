@@ -6,25 +6,35 @@ new marks between frames.
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterator
+from itertools import islice
 from time import perf_counter, thread_time
 from typing import Any
 
-from asyncloader.datapipes.recording import NumberingPass, Recorded, Telling
-from asyncloader.datapipes.replaying import begin_unordered
+from asyncloader.datapipes.envelope import Key
+from asyncloader.datapipes.recording import (
+    NOTHING_SETTLED,
+    NumberingPass,
+    Recorded,
+    Settled,
+    SettledRuns,
+    Telling,
+    Told,
+)
 from asyncloader.datapipes.running.cursor_history import Pace
 from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
+    close_items,
     cursor_of,
     dropped,
     put_cursor,
 )
-from asyncloader.datapipes.running.unordered import telling
 from asyncloader.errors import LoaderError
-from asyncloader.places.marks import FIRST, Mark, SettledRuns
+from asyncloader.places.marks import FIRST, Mark
 from asyncloader.places.random_states import RandomStates, set_states
 from asyncloader.workers.dispatch_source import FromDispatcher
 from asyncloader.workers.graph_part import Branches, PreparedPart
@@ -49,21 +59,24 @@ class Marker:
         self._from = mark
         self._unwanted = unwanted
         self._pace = Pace()
-        #: The first mark, if it has cursors that the loader does not know.
-        self._beginning: Mark | None = None
-        #: Whether ``told`` has to be asked for what pipes without order have yielded.
+        #: Whether ``told`` has to be asked with each frame.
         self.tells = False
-        self._told = telling((), self._run.tree.yield_order_of)
+        # What is told with the first frame.
+        self._unrecorded = b""
+        # Of items of which nothing is recorded.
+        self._keys = itertools.count()
         # What is settled of the items, where that is recorded.
         self._settled = settled
-        #: How many items of the epoch's stream come before the first that is sent.
-        self.first = mark.position + unwanted
+        # Of items that are counted as they are sent: those that are settled.
+        self._known = Settled.of(settled or NOTHING_SETTLED)
+        self._known_before = self._known.end()
+        if settled is not None and not prepared.pipes.tells:
+            self._unwanted = max(self._known.frontier - mark.position, 0) + len(self._known.beyond)
+        #: How many items of the epoch's stream come before the first that is sent, or were settled.
+        self.first = mark.position + self._unwanted
 
-    def begin(self, *, tells: bool = False) -> Iterator[Any]:
-        """Return the stream's items, without those that were sent before.
-
-        With ``tells``, ``told`` returns what pipes without order yield.
-        """
+    def begin(self) -> Iterator[Any]:
+        """Return the stream's items, without those that were sent before."""
         mark = self._from
         pipes = self._pipes
         if not pipes:
@@ -72,48 +85,65 @@ class Marker:
         if mark.states is not None:
             set_states(mark.states)
         run = self._run
-        if self._settled is not None:
-            return self._begin_section(*self._settled)
-        if pipes.unordered:
-            cursors = begin_unordered(run.tree, pipes, mark.cursors)
-            self._beginning = Mark(mark.position, cursors, mark.states)
-            # Items that the loader feeds cannot be made again, so no mark needs these entries.
-            told = pipes.unordered if tells and not pipes.is_fed else ()
-            self._told, self.tells = telling(told, run.tree.yield_order_of), bool(told)
-            # Do not make the unwanted items and drop them: their order would differ.
-            run.resume(self.first, cursors)
-            return run.begin()
+        if self._settled is not None and pipes.tells:
+            return self._begin_section(self._settled)
+        # Items that the loader feeds cannot be made again anyway.
+        if pipes.unrecorded and not pipes.is_fed:
+            self._unrecorded, self.tells = pickle.dumps(pipes.unrecorded, protocol=5), True
         if mark.position:
             run.resume(mark.position, mark.cursors)
+        if self._known.beyond:
+            return self._without_known(run.begin())
         return dropped(run.begin(), self._unwanted)
 
-    def _begin_section(self, frontier: int, runs: list[list[int]]) -> Iterator[Any]:
+    def _without_known(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Yield the items that are not settled."""
+        try:
+            for number in range(self._from.position, self._known_before):
+                item = next(items, _END)
+                if item is _END:
+                    return
+                if number not in self._known:
+                    yield item
+                del item
+            yield from items
+        finally:
+            close_items(items)
+
+    def _begin_section(self, settled: SettledRuns) -> Iterator[Any]:
         """Return the items of a section; those that are settled are not made again."""
         numbering = self._pipes.numbering
-        if numbering is None:
-            raise LoaderError("a reset has taken out the pipes that record what becomes of items")
         self.tells = True
-        own = {numbering.number: Recorded(frontier=frontier, settled=runs).saved()}
+        if numbering is None:
+            # So the loader can have no state, and none to go on from.
+            if settled != NOTHING_SETTLED:
+                raise LoaderError(
+                    f"{self._pipes.unrecorded} was added by worker_init_fn, or a reset, to a graph"
+                    " that resumes from a state in which it was not; add it to the graph before the"
+                    " loader is made"
+                )
+            return self._run.begin()
+        numbering.begins_at = self._from.position
+        own = {numbering.number: Recorded.of(settled, []).saved()}
         self._run.tree.set_start(numbering, {**self._from.cursors, **own})
         return self._run.begin()
 
     def _numbered(self) -> NumberingPass | None:
         """Return what numbers the items, once it has begun."""
-        found: NumberingPass | None = self._run.tree.latest_pass(self._pipes.numbering)
+        numbering = self._pipes.numbering
+        found: NumberingPass | None = numbering and self._run.tree.latest_pass(numbering)
         return found
 
     def mark(self, position: int) -> Mark | None:
         """Return a mark after ``position`` items, or None if none is due.
 
-        Its cursors may still grow until its frame is sent. In a section it is after the items
-        that are settled.
+        In a section it is after the items that are settled.
         """
-        if self._settled is not None:
+        if self._settled is not None and self._pipes.tells:
             return self._mark_of_section()
-        if position == self.first:
-            beginning, self._beginning = self._beginning, None
-            return beginning
-        if perf_counter() < self._pace.not_before:
+        # Before that it is not known how many of those that are settled were read.
+        is_known = position == self.first or position < self._known_before
+        if is_known or perf_counter() < self._pace.not_before:
             return None
         begun = thread_time()
         cursors: Cursors = {}
@@ -154,9 +184,12 @@ class Marker:
 
     def told(self, count: int) -> bytes:
         """Return what the loader is told with the next ``count`` items, or b""."""
-        if self._settled is None:
-            pieces = self._told() if self.tells else []
-            return pickle.dumps(pieces, protocol=5) if pieces else b""
+        if not self._pipes.tells:
+            unrecorded, self._unrecorded, self.tells = self._unrecorded, b"", False
+            return unrecorded
+        if self._pipes.numbering is None:
+            keys: list[Key] = list(islice(self._keys, count))
+            return pickle.dumps(Told(keys, [], [], self._pipes.unrecorded), protocol=5)
         numbered = self._numbered()
         ledger = None if numbered is None else numbered.ledger
         told = ledger.told(count) if isinstance(ledger, Telling) else None
@@ -200,3 +233,6 @@ def _taken_above(inlet: FromDispatcher, branches: Branches, cursors: Cursors) ->
     """Return where a splitter resumes; infinity if another splitter in its source decides it."""
     is_below = any(each.get("splitter") in branches for each in cursors.values())
     return math.inf if is_below else dealt_before(inlet, cursors)
+
+
+_END = object()

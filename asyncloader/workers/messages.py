@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
+from asyncloader.datapipes.recording import SettledRuns
 from asyncloader.errors import TransportError
-from asyncloader.places.marks import FIRST, DealStart, Mark, SettledRuns, dump_mark
+from asyncloader.places.marks import FIRST, DealStart, Mark, dump_mark
 from asyncloader.seeds import SeedGenerator
 from asyncloader.worker_info import WorkerInfo
 
@@ -78,7 +79,7 @@ class BeginStream:
 
     With ``one_by_one`` every item has a frame of its own. The stream resumes from ``mark``;
     the first ``unwanted`` items from there are made but not sent. Where it is recorded what becomes
-    of each item, ``settled`` is the first that is not settled, and runs of those settled after it.
+    of each item, ``settled`` says which items do not have to be made again.
     """
 
     epoch: int

@@ -126,13 +126,10 @@ class WorkerPool:
         # A new lock: an asyncio lock belongs to the loop on which it was first awaited.
         self._recovering = asyncio.Lock()
         generator = seed_generator.clone()
-        in_order = generator.taken_in_order
-        # A resumed epoch keeps its order of items: in turn, or as they arrive.
-        settings = self.settings if in_order is None else replace(self.settings, in_order=in_order)
         self._start = StartEpoch(self._epoch, tuple(shared_seeds), generator, resets)
         self._is_told = False
         self._taken = 0
-        self._streams = [self._stream(number, settings) for number in range(self._count)]
+        self._streams = [self._stream(number, self.settings) for number in range(self._count)]
         news = self._news()
         for handle in self.all_handles:
             handle.join_epoch(self._epoch, loop, news)
@@ -330,7 +327,7 @@ class WorkerPool:
     def _is_lost_for_good(self, handle: WorkerHandle) -> bool:
         """Whether a process's yielded items are unknown; if so, set its failure to say it."""
         inboxes = (inbox for number, inbox in handle.inboxes.items() if number != self._fed)
-        name = next(filter(None, (inbox.latest_mark.unnumbered() for inbox in inboxes)), "")
+        name = next(filter(None, (inbox.unrecorded for inbox in inboxes)), "")
         if name and handle.failure is not None:
             handle.failure.add_note(
                 f"{handle.name} is not replaced: {name} yields results as soon as they are ready,"

@@ -157,7 +157,7 @@ class Stream:
         """Add items to the frame until it is due; or note how the stream ends."""
         try:
             if self._items is None:
-                self._items = self._marker.begin(tells=True)
+                self._items = self._marker.begin()
             self._mark = self._marker.mark(self.made)
             packing = self._packing
             append, add_plain = packing.plain.append, packing.add_plain

@@ -10,20 +10,17 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asyncloader.datapipes.recording import Ledger
-from asyncloader.datapipes.running.cursors import Cursor
-from asyncloader.datapipes.running.unordered import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
-from asyncloader.places.marks import DealStart, Mark, load_told
+from asyncloader.places.marks import DealStart, Mark
 from asyncloader.places.stream_place import Dealing, Stand, StreamPlace, first_place
 from asyncloader.waiting import LoopWaiter, WaitTimer, do_nothing
 from asyncloader.workers.handle import WorkerHandle
-from asyncloader.workers.inbox import Inbox, Merge, ShareRecord, TakeAsReady, TakeInRuns, TakeInTurn
+from asyncloader.workers.inbox import Inbox, Merge, ShareRecord, TakeAsReady, TakeInTurn
 from asyncloader.workers.messages import Grant, Hurry, Instruction
 
 logger = logging.getLogger("asyncloader")
@@ -87,12 +84,11 @@ class WorkerStream:
         self._listener: Callable[[], object] = do_nothing
         self._is_taking = False
         self._settings = settings
-        #: Whether it is recorded what becomes of each item.
-        self.is_recorded = False
+        #: Whether it is recorded what becomes of each item; whether a worker sends them in order
+        #: of their numbers; and whether they come with their numbers.
+        self.is_recorded = self.is_counted = self.is_numbered = False
         self._resumed: StreamPlace | None = None
-        self._keeps_told = False
         self._ledger: Ledger | None = None
-        self._runs: Sequence[Sequence[int]] = ()
         self._inboxes: list[Inbox] = []
         self._merge: Merge = _NOTHING
         self._dealing: Dealing | None = None
@@ -111,16 +107,9 @@ class WorkerStream:
         """How many workers there are."""
         return self._settings.num_workers
 
-    def resume_at(self, place: StreamPlace, runs: Sequence[Sequence[int]] = ()) -> None:
-        """Begin at a place, and take these runs first; call this before the first ``take``.
-
-        A run is a worker and how many of its items are taken in a row.
-        """
-        self._resumed, self._runs = place, runs
-
-    def keep_told(self) -> None:
-        """Keep the pieces that come with opened frames; call this before the first ``take``."""
-        self._keeps_told = True
+    def resume_at(self, place: StreamPlace) -> None:
+        """Begin at a place; call this before the first ``take``."""
+        self._resumed = place
 
     def record_in(self, ledger: Ledger) -> None:
         """Record in a ledger what becomes of each item; call this before the first ``take``."""
@@ -133,17 +122,22 @@ class WorkerStream:
         pairs = zip(self._inboxes, frontiers, strict=True)
         return [inbox.record.mark_at(frontier) for inbox, frontier in pairs if inbox.record]
 
+    def taken_numbers(self) -> Iterator[range]:
+        """Yield the numbers of the items that were taken last, in their order."""
+        # They are taken from one worker after the other.
+        for inbox in self._inboxes:
+            if inbox.record is not None:
+                yield from inbox.record.taken_before(inbox.position)
+
     def deal_start(self, marks: Sequence[Mark]) -> DealStart | None:
         """Return where dealing resumes for workers that resume at these marks, if one deals."""
         if not self._inboxes:
             return self.first_place.deal
         return None if self._dealing is None else self._dealing.start(marks)
 
-    def told(self) -> Iterator[tuple[int, list[Piece]]]:
-        """Yield each worker with the pieces of its frames that were opened since the last call."""
-        for inbox in self._inboxes:
-            while inbox.told:
-                yield inbox.worker, load_told(inbox.told.popleft())
+    def unrecorded(self) -> str:
+        """Return the name of a pipe without order of which nothing is recorded, or ""."""
+        return next((inbox.unrecorded for inbox in self._inboxes if inbox.unrecorded), "")
 
     def listen(self, listener: Callable[[], object]) -> None:
         """Call the listener, too, at each news; call this before the first take."""
@@ -166,11 +160,11 @@ class WorkerStream:
             return [start.position for start in self.first_place.starts]
         return [inbox.position for inbox in self._inboxes]
 
-    def stand(self, taken: int, later: Cursor | None) -> Stand:
-        """Return where the stream is after so many items were taken, with what comes later."""
+    def stand(self, taken: int) -> Stand:
+        """Return where the stream is after so many items were taken."""
         marks = [(inbox.mark, inbox.position) for inbox in self._inboxes]
         turns = [inbox.worker for inbox in self._merge.turns]
-        return Stand(marks, turns, self._dealing, taken, later)
+        return Stand(marks, turns, self._dealing, taken)
 
     def begin(self) -> None:
         """Let the workers begin, unless they have begun."""
@@ -181,15 +175,13 @@ class WorkerStream:
         for inbox in self._inboxes:
             # A grant wakes the worker, so collect several; it has other credits meanwhile.
             inbox.on_credits(self._grant, more_than=self._settings.credits // 2)
-            if self._keeps_told:
-                inbox.told = deque()
         if self._ledger is not None:
             for inbox, start in zip(self._inboxes, self.first_place.starts, strict=True):
-                inbox.record = ShareRecord(self._ledger, inbox.worker, self.workers, start)
+                share = inbox.worker, self.workers
+                inbox.record = ShareRecord(self._ledger, *share, start, is_counted=self.is_counted)
+                inbox.is_numbered = self.is_numbered
         order = TakeInTurn if self._settings.in_order else TakeAsReady
-        following = order(self._inboxes[worker] for worker in self.first_place.turns)
-        runs = ((self._inboxes[worker], count) for worker, count in self._runs)
-        self._merge = TakeInRuns(runs, following) if self._runs else following
+        self._merge = order(self._inboxes[worker] for worker in self.first_place.turns)
 
     def take_ready(self) -> list[Any]:
         """Return the items that are there; raise an error in the place of its item.

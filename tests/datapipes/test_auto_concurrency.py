@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from contextlib import closing
 
 import pytest
@@ -74,7 +73,7 @@ def test_the_log_says_once_what_was_chosen_and_why(monkeypatch, caplog):
 
 @pytest.mark.parametrize("numbers", [[1, 5, 2, 8, 1], [3, 3, 1, 4]])
 def test_threads_come_and_go_in_the_middle_of_a_pass(numbers):
-    crew = Crew(double, count=2, room=4, ordered=True, turns=deque(), chosen=None)
+    crew = Crew(double, count=2, room=4, ordered=True, chosen=None)
     done = []
     with closing(crew):
         for number in numbers:

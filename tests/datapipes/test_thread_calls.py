@@ -4,7 +4,6 @@ import asyncio
 import logging
 import queue
 import threading
-from collections import deque
 from contextlib import closing
 
 import pytest
@@ -181,7 +180,7 @@ async def test_thread_map_does_so_on_a_loop():
 
 
 def test_the_reader_of_thread_map_waits_until_half_of_the_jobs_are_taken():
-    crew = Crew(abs, count=2, room=6, ordered=True, turns=deque())
+    crew = Crew(abs, count=2, room=6, ordered=True)
     with closing(crew):
         assert [crew.begin(position, position) for position in range(6)] == [True] * 5 + [False]
         jobs = crew.jobs()

@@ -104,7 +104,7 @@ CASES = {
     "a feed in actors": (lambda: fed("batch"), Purpose.ACTORS, "use MultiProcessingReadingServ"),
     "live requests": (fed, Purpose.STATE, "Begin anew, without a state"),
     "requests to acknowledge": (fed, Purpose.ACKNOWLEDGE, "leave it out"),
-    "dealt as it is ready": (dealt_as_ready, Purpose.STATE, "pass ordered=True, or let it follow"),
+    "dealt as it is ready": (dealt_as_ready, Purpose.STATE, "Put sharding_round_robin_dispatch"),
     "a restart of that": (dealt_as_ready, Purpose.RESTART, "pass ordered=True, or let it follow"),
 }
 

@@ -1,7 +1,7 @@
-"""States of graphs that hand out as results come, whatever reads them.
+"""States of graphs that hand out as results come.
 
-Of such a graph no order comes again by itself. So what a pipe of the user's, which knows no
-place, or a later round had seen of it has to come first, in the order it had.
+Of such a graph no order comes again by itself. So it is recorded what becomes of each item, and
+what cannot say it is refused by name.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from asyncloader import (
     SequentialReadingService,
 )
 from asyncloader.datapipes.running import cursor_history
-from asyncloader.datapipes.running.run import tree_of
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError, WorkerDied
-from asyncloader.graph import find_dps, traverse_dps
 from tests.samples import is_odd
 from tests.standing import standing
 from tests.steps import loader_from
@@ -68,38 +66,54 @@ def parts(number: int) -> list[int]:
     return [number, number]
 
 
+def parts_of(batch: list[int]) -> list[int]:
+    return batch
+
+
+def second_of(pair: tuple[int, int]) -> int:
+    return pair[1]
+
+
+def mixed_after(source: Any) -> Any:
+    return source.async_map(now_and_then_later, ordered=False, concurrency=8)
+
+
 def zipped(first: Any, second: Any) -> Any:
     return first.zip(second)
 
 
 GRAPHS: dict[str, Any] = {
     "nothing": lambda: mixed(),
-    "opaque": lambda: Opaque(mixed()),
-    "opaque twice": lambda: Opaque(Opaque(mixed())),
-    "threads": lambda: Opaque(
-        it.IterableWrapper(range(COUNT)).thread_map(as_it_is, ordered=False, concurrency=4)
+    "threads": lambda: it.IterableWrapper(range(COUNT)).thread_map(
+        as_it_is, ordered=False, concurrency=4
     ),
-    "filter of opaque": lambda: Opaque(mixed()).filter(is_odd),
-    "opaque of filter": lambda: Opaque(mixed().filter(is_odd)),
-    "shuffle of opaque": lambda: Opaque(mixed()).shuffle(buffer_size=20),
-    "opaque of shuffle": lambda: Opaque(mixed().shuffle(buffer_size=20)),
+    "filter": lambda: mixed().filter(is_odd),
+    "shuffle": lambda: mixed().shuffle(buffer_size=20),
+    "shuffle of filter": lambda: mixed().filter(is_odd).shuffle(buffer_size=20),
     "flatmap": lambda: mixed().flatmap(parts),
-    "groupby of opaque": lambda: Opaque(mixed()).groupby(is_odd, group_size=3),
+    "shuffle of flatmap": lambda: mixed().flatmap(parts).shuffle(buffer_size=7),
+    "batches of flatmap": lambda: mixed().flatmap(parts).batch(3),
+    "groupby": lambda: mixed().groupby(is_odd, group_size=3),
+    "prefetch": lambda: mixed().prefetch(5).map(as_it_is),
+    "enumerate": lambda: mixed().map(as_it_is).enumerate().map(second_of),
     "two": lambda: mixed().async_map(now_and_then_later, ordered=False),
-    "two with opaque between": lambda: Opaque(mixed()).async_map(now_and_then_later, ordered=False),
-    "two with opaque behind each": lambda: Opaque(
-        Opaque(mixed()).async_map(now_and_then_later, ordered=False)
+    "two with a filter between": lambda: (
+        mixed().filter(is_odd).async_map(now_and_then_later, ordered=False)
     ),
-    "cycle": lambda: mixed(20).cycle(3),
-    "cycle of opaque": lambda: Opaque(mixed(20)).cycle(3),
-    "opaque of cycle": lambda: Opaque(mixed(20).cycle(3)),
-    "concat": lambda: mixed(20).concat(mixed(20), mixed(20)),
-    "concat of opaque": lambda: Opaque(mixed(20)).concat(Opaque(mixed(20)), mixed(20)),
-    "cycle of concat": lambda: mixed(10).concat(Opaque(mixed(10))).cycle(3),
-    "mux_longest": lambda: mixed(20).mux_longest(Opaque(mixed(40))),
-    "fork": lambda: zipped(*mixed().fork(2)),
-    "fork of opaque": lambda: zipped(*Opaque(mixed()).fork(2)),
-    "opaque of a branch": lambda: zipped(*(Opaque(each) for each in mixed().fork(2))),
+    "above": lambda: mixed_after(it.IterableWrapper(range(20)).cycle(3)),
+    "a fork above": lambda: mixed_after(zipped(*it.IterableWrapper(range(20)).fork(2))).map(sum),
+}
+
+#: What reads in a way in which nobody knows what became of which item.
+UNRECORDED: dict[str, tuple[Any, str]] = {
+    "opaque": (lambda: Opaque(mixed()), "Opaque"),
+    "filter of opaque": (lambda: Opaque(mixed()).filter(is_odd), "Opaque"),
+    "flatmap of batches": (lambda: mixed().batch(2).flatmap(parts_of), "flatmap"),
+    "cycle": (lambda: mixed().cycle(3), "cycle"),
+    "concat": (lambda: mixed().concat(mixed()), "concat"),
+    "mux_longest": (lambda: mixed().mux_longest(mixed()), "mux_longest"),
+    "fork": (lambda: zipped(*mixed().fork(2)), "fork"),
+    "dealt": (lambda: dealt(), "sharding_round_robin_dispatch"),
 }
 
 
@@ -136,32 +150,15 @@ def test_nothing_is_lost_and_nothing_comes_twice(name, share, monkeypatch):
         assert_nothing_is_lost(GRAPHS[name], random.Random(seed))
 
 
-# What is remembered ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        lambda pipe: pipe,
-        lambda pipe: pipe.filter(is_odd),
-        lambda pipe: pipe.shuffle(buffer_size=10),
-        lambda pipe: zipped(*pipe.fork(2)),
-        lambda pipe: pipe.concat(mixed(10)),
-        lambda pipe: pipe.mux_longest(mixed(10)),
-        lambda pipe: it.SampleMultiplexer({pipe: 0.5, mixed(10): 0.5}, seed=1),
-    ],
-    ids=["nothing", "filter", "shuffle", "fork", "concat", "mux_longest", "mix"],
-)
-def test_what_was_handed_out_is_forgotten_in_time(shape, monkeypatch):
-    monkeypatch.setattr(cursor_history, "_SHARE", 0)
-    pipe = it.IterableWrapper(range(8000)).async_map(now_and_then_later, ordered=False)
-    with DataLoader2(shape(pipe)) as loader:
+@pytest.mark.parametrize("name", UNRECORDED)
+def test_such_a_graph_runs_and_its_state_is_refused_by_name(name):
+    make, culprit = UNRECORDED[name]
+    with loader_from(make()) as loader:
         iterator = iter(loader)
-        for _ in range(3000):
-            next(iterator)
-        running = find_dps(traverse_dps(loader._engine.lifecycle.adapted), it.AsyncMapper)[0]
-        noted = sum(1 for _ in tree_of(running).yield_order_of(running)._journal.entries_from(0))
-    assert noted < 2500, "of 3,000 items those are known that a state may have to go back to"
+        next(iterator)
+        with pytest.raises(SnapshotError, match=rf"^{culprit}\(.* follows async_map\("):
+            loader.state_dict()
+        assert list(iterator)
 
 
 # Workers --------------------------------------------------------------------------------------
@@ -179,20 +176,29 @@ def workers(**settings: Any) -> MultiProcessingReadingService:
 
 
 @pytest.mark.parametrize(
-    ("make", "in_order", "behind"),
+    ("make", "in_order"),
     [
-        (lambda: plain(), False, [Append()]),
-        (lambda: Opaque(mixed()), True, []),
-        (lambda: Opaque(mixed(20)).cycle(3), True, []),
+        (lambda: plain(), False),
+        (lambda: plain().batch(3), False),
+        (lambda: mixed().flatmap(parts), True),
+        (lambda: mixed().batch(2), False),
     ],
-    ids=["behind the workers", "in the workers", "again and again in the workers"],
+    ids=["as workers have them", "batches", "in the workers", "both"],
 )
-def test_with_workers_nothing_is_lost_either(make, in_order, behind):
+def test_with_workers_nothing_is_lost_either(make, in_order):
     with standing(2, in_order=in_order) as service:
         for seed in range(2):
-            assert_nothing_is_lost(
-                make, random.Random(seed), lambda: SequentialReadingService(service, *behind)
-            )
+            assert_nothing_is_lost(make, random.Random(seed), lambda: service)
+
+
+def test_a_pipe_that_a_service_puts_behind_the_workers_is_named_when_a_state_is_taken():
+    service = SequentialReadingService(workers(in_order=False), Append())
+    with loader_from(plain(), service) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        with pytest.raises(SnapshotError, match=r"Opaque.* was added by a reading service"):
+            loader.state_dict()
+        assert sorted([first, *iterator]) == list(range(COUNT))
 
 
 def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
@@ -237,7 +243,8 @@ def in_workers(count: int = 300) -> Any:
 BEHIND_WORKERS: dict[str, Any] = {
     "shuffle": lambda: in_workers().pin_memory(pin_memory_fn=kept).shuffle(buffer_size=120),
     "groupby": lambda: in_workers().pin_memory(pin_memory_fn=kept).groupby(is_odd, group_size=70),
-    "opaque": lambda: InLoader(in_workers()),
+    "batch": lambda: in_workers().batch(3, across_workers=True),
+    "flatmap": lambda: in_workers().pin_memory(pin_memory_fn=kept).flatmap(parts).batch(4),
     "dealt": lambda: spread(
         it.IterableWrapper(range(300)).sharding_round_robin_dispatch(
             SHARDING_PRIORITIES.MULTIPROCESSING
@@ -248,9 +255,29 @@ BEHIND_WORKERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("name", BEHIND_WORKERS)
-def test_what_the_loader_reads_again_comes_in_the_order_it_had_in_the_workers(name, in_order):
+def test_what_the_loader_holds_of_the_workers_items_is_not_lost(name, in_order):
     with marking(in_order=in_order) as service:
         assert_nothing_is_lost(BEHIND_WORKERS[name], random.Random(1), lambda: service)
+
+
+def drawn(number: int) -> tuple[int, float]:
+    return number, random.random()
+
+
+@pytest.mark.parametrize("end", [lambda pipe: pipe, lambda pipe: pipe.prefetch(3)])
+def test_as_items_are_ready_workers_draw_what_they_would_have_drawn(end):
+    def make() -> Any:
+        return end(it.IterableWrapper(range(300)).sharding_filter().map(drawn))
+
+    with marking(in_order=False) as service:
+        with loader_from(make(), service) as loader:
+            expected = sorted(loader)
+        items, state = [], None
+        for count in (40, 70, 300):
+            with loader_from(make(), service, state) as loader:
+                items += [item for _, item in zip(range(count), loader, strict=False)]
+                state = loader.state_dict(include_datapipe=False)
+        assert sorted(items) == expected
 
 
 def dealt() -> Any:
@@ -258,10 +285,11 @@ def dealt() -> Any:
 
 
 def test_no_state_is_taken_where_no_order_is_known_of_what_was_dealt():
-    assert_nothing_is_lost(dealt, random.Random(0))
     with (
         loader_from(dealt(), workers()) as loader,
-        pytest.raises(SnapshotError, match="ordered=True, or let it follow sharding_round_robin"),
+        pytest.raises(
+            SnapshotError, match=r"Put sharding_round_robin_dispatch\(.* before async_map"
+        ),
     ):
         loader.state_dict()
 
@@ -277,26 +305,42 @@ def test_nobody_is_replaced_where_no_order_is_known_of_what_was_dealt():
 # What was begun in turn, and what was not ------------------------------------------------------
 
 
-ORDERS = {
-    "begun without workers": [(0, True), (2, False), (2, False), (2, False)],
-    "begun in turn": [(2, True), (3, False), (3, True), (3, False)],
-    "begun as items came": [(2, False), (2, True), (2, False), (2, True)],
-}
-
-
-@pytest.mark.parametrize("name", ORDERS)
-def test_an_epoch_is_gone_on_with_in_the_order_in_which_it_was_begun(name):
-    def make() -> Any:
-        source = it.IterableWrapper(range(200)).sharding_filter().map(as_it_is)
-        return InLoader(source.pin_memory(pin_memory_fn=kept).shuffle(buffer_size=60))
-
-    ways = iter([(0, True), *ORDERS[name]])
+@pytest.mark.parametrize("counts", [(2, 2, 2, 2, 2), (0, 0, 2, 1, 3), (3, 1, 0, 2, 0)], ids=str)
+def test_any_number_of_workers_goes_on_where_the_section_is_behind_the_division(counts):
+    numbers = iter([0, *counts])
 
     def new_service() -> Any:
-        count, in_order = next(ways)
-        return MultiProcessingReadingService(count, worker_prefetch_cnt=1, in_order=in_order)
+        # The order of the workers does not matter here.
+        count = next(numbers)
+        return MultiProcessingReadingService(count, worker_prefetch_cnt=1, in_order=count != 3)
+
+    assert_nothing_is_lost(lambda: mixed(200).flatmap(parts), random.Random(2), new_service)
+
+
+def test_items_taken_as_they_are_ready_may_come_from_other_numbers_of_workers():
+    numbers = iter([0, 2, 3, 1, 2])
+
+    def new_service() -> Any:
+        count = next(numbers)
+        return MultiProcessingReadingService(count, worker_prefetch_cnt=1, in_order=count == 0)
+
+    def make() -> Any:
+        source = it.IterableWrapper(range(200)).sharding_filter().map(as_it_is)
+        return source.pin_memory(pin_memory_fn=kept).shuffle(buffer_size=60)
 
     assert_nothing_is_lost(make, random.Random(2), new_service)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_was_begun_in_turn_is_not_gone_on_with_as_it_is_ready_nor_the_reverse(in_order):
+    with loader_from(plain(), workers(in_order=in_order)) as loader:
+        next(iter(loader))
+        state = loader.state_dict(include_datapipe=False)
+    with (
+        DataLoader2(plain(), None, workers(in_order=not in_order)) as loader,
+        pytest.raises(SnapshotError, match=f"make it with in_order={in_order} for the rest"),
+    ):
+        loader.load_state_dict(state)
 
 
 # What services and functions put into the graph -------------------------------------------------
@@ -355,24 +399,36 @@ def test_nobody_is_replaced_where_what_has_no_order_has_no_place(caplog):
     assert "is not replaced: async_map(" in "".join(death.value.__notes__)
 
 
+def test_what_services_add_before_the_workers_loses_nothing():
+    assert_nothing_is_lost(
+        plain,
+        random.Random(3),
+        lambda: SequentialReadingService(Change(in_pairs), workers(in_order=False)),
+    )
+
+
 @pytest.mark.parametrize(
     "new_service",
     [
-        lambda: SequentialReadingService(Change(in_pairs), workers(in_order=False)),
         lambda: SequentialReadingService(workers(in_order=False), Change(in_pairs)),
         lambda: SequentialReadingService(workers(), Change(lambda pipe: pipe.shuffle())),
+        lambda: workers(worker_init_fn=in_pairs),
     ],
-    ids=["before the workers", "behind the workers", "shuffled behind the workers"],
+    ids=["behind the workers", "shuffled behind the workers", "in the workers"],
 )
-def test_what_services_add_to_what_has_no_order_loses_nothing(new_service):
-    make = plain if new_service().reading_services[0].worker_count() == 0 else in_workers
-    assert_nothing_is_lost(make, random.Random(3), new_service)
+def test_what_services_add_behind_what_has_no_order_runs_without_a_state(new_service):
+    with loader_from(in_workers(30), new_service()) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        with pytest.raises(SnapshotError, match=r"add it .*before the loader is made"):
+            loader.state_dict()
+        assert sorted(flat([first, *iterator])) == list(range(30))
 
 
 BEHIND = {
     "shuffle": lambda pipe: pipe.shuffle(buffer_size=4),
     "groupby": lambda pipe: pipe.groupby(is_odd, group_size=2),
-    "sharding_filter": lambda pipe: pipe.sharding_filter(),
+    "flatmap": lambda pipe: pipe.flatmap(parts),
 }
 
 

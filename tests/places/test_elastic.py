@@ -106,9 +106,9 @@ def cursor_after(graph: Any, workers: int, steps: int, luck: random.Random) -> C
     running = Workers(graph, before)
     taken = list(islice(running, steps))
     place = running.place(luck, before)
-    assert place_of_cursor(cursor_of_place(place)) == place
-    cursor = {"taken": len(taken), "in_order": True, "runs": [], "told": []}
-    return {number_of(graph) or 0: cursor | cursor_of_place(place)}
+    cursor = cursor_of_place(len(taken), place)
+    assert place_of_cursor(cursor) == place
+    return {number_of(graph) or 0: cursor}
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -25,7 +25,7 @@ def main() -> int:
         line.play()
         wrong = list(line.wrong())
         runs, failed = runs + line.runs, failed + bool(wrong)
-        delivered += sum(len(numbers) for numbers, _ in line.delivered)
+        delivered += sum(len(numbers) for _, numbers in line.delivered)
         left_out += line.left_out.total()
         for each in wrong:
             print(f"line {seed}: {each}", flush=True)

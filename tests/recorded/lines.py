@@ -100,10 +100,15 @@ class Chance:
 
 def numbers_in(item: Any) -> list[int]:
     """Return the numbers in an item, which may be a batch, or a group with its key."""
+    return [each.number if isinstance(each, Piece) else each for each in elements_in(item)]
+
+
+def elements_in(item: Any) -> list[Any]:
+    """Return the numbers and the parts in an item, which may be a batch, or a group."""
     if isinstance(item, Keyed):
         item = item.group
     if isinstance(item, list):
-        return [number for each in item for number in numbers_in(each)]
+        return [element for each in item for element in elements_in(each)]
     return [item]
 
 
@@ -124,6 +129,11 @@ def index_of(pair: tuple[int, Any]) -> int:
     return pair[0]
 
 
+def first_of(batch: list[Any]) -> Any:
+    """Return the first of a list."""
+    return batch[0]
+
+
 def same(item: Any) -> Any:
     """Return the item."""
     return item
@@ -137,7 +147,6 @@ BEFORE: list[Step] = [
     lambda pipe, draw, chance: pipe.prefetch(3),
     lambda pipe, draw, chance: pipe.cycle(2),
     lambda pipe, draw, chance: pipe.async_map(slow, concurrency=3),
-    lambda pipe, draw, chance: pipe.async_map(slow, concurrency=3, ordered=False),
 ]
 
 DIVIDED: list[Step] = [
@@ -187,6 +196,46 @@ BEHIND: list[Step] = [
 ]
 
 
+# Where only the order is lost, all functions repeat, and an item may become several.
+READY: list[Step] = [
+    lambda pipe, draw, chance: pipe.async_map(slow, concurrency=3, ordered=False),
+    lambda pipe, draw, chance: pipe.thread_map(same, concurrency=3, ordered=False),
+]
+
+BEHIND_READY: list[Step] = [
+    lambda pipe, draw, chance: pipe.filter(is_liked),
+    lambda pipe, draw, chance: pipe.shuffle(buffer_size=5),
+    lambda pipe, draw, chance: pipe.prefetch(4),
+    lambda pipe, draw, chance: pipe.thread_map(same, concurrency=2),
+    lambda pipe, draw, chance: pipe.async_map(slow, ordered=False),
+]
+
+LAST: list[Step] = [
+    lambda pipe, draw, chance: pipe,
+    lambda pipe, draw, chance: pipe.batch(draw.choice((1, 3, 5)), draw.random() < 0.3),
+    lambda pipe, draw, chance: pipe.batch(2, across_workers=True).collate(same),
+    lambda pipe, draw, chance: pipe.map(same),
+]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One of the parts of an item."""
+
+    number: int
+    at: int
+
+
+def pieces(item: int) -> Iterator[Piece]:
+    """Yield none to three parts of an item."""
+    return (Piece(item, at) for at in range(item * 7 % 4))
+
+
+def is_liked(item: Any) -> bool:
+    """Say yes, most of the time, and always the same."""
+    return hash(item) % 5 > 0
+
+
 async def slow(item: Any) -> Any:
     """Return the item, in another turn of the loop."""
     await asyncio.sleep(0)
@@ -204,7 +253,7 @@ class Line:
 
     seed: int
     #: What was delivered before the state that the next run resumes from, with its numbers.
-    delivered: list[tuple[list[int], tuple[int, ...]]] = field(default_factory=list)
+    delivered: list[tuple[Any, tuple[int, ...]]] = field(default_factory=list)
     state: dict[str, Any] | None = None
     left_out: Counter[str] = field(default_factory=Counter)
     #: Numbers for which a function was called although they were settled.
@@ -216,17 +265,20 @@ class Line:
         #: Whether workers run what is before the section, or the section too.
         self._in_workers = self._draw.choices(("", "before", "section"), (8, 1, 3))[0]
         self._kills = self._in_workers == "section" and self._draw.random() < 0.3
+        #: Whether functions answer by chance, or only the order is lost: by a pipe, or by workers.
+        self._kind = self._draw.choices(("chance", "ready", "as ready"), (6, 3, 1))[0]
+        if self._kind == "as ready":
+            self._in_workers, self._kills = "section", False
         self._acknowledges = self._draw.random() < 0.5
         #: What was delivered in this run and is not acknowledged, with its numbers.
-        self._waiting: list[tuple[list[int], tuple[int, ...]]] = []
+        self._waiting: list[tuple[Any, tuple[int, ...]]] = []
 
     def graph(self, chance: Chance) -> Any:
         """Return the graph, the same each time."""
         draw = random.Random(f"graph {self.seed}")
         pipe: Any = IterableWrapper(range(draw.choice(SIZES)))
         for _ in range(draw.randint(0, 2)):
-            # What has no order cannot be divided among workers.
-            pipe = draw.choice(BEFORE[: -1 if self._in_workers else None])(pipe, draw, chance)
+            pipe = draw.choice(BEFORE)(pipe, draw, chance)
         # The number of an item is its place in this stream.
         if self._in_workers == "section":
             pipe = pipe.enumerate().map(index_of)
@@ -236,10 +288,25 @@ class Line:
                 pipe = pipe.sharding_filter().prefetch(2)
             # This pipe is not in workers.
             pipe = pipe.batch(1, across_workers=True).enumerate().map(index_of)
-        pipe = draw.choice(FIRST)(pipe, draw, chance)
-        for _ in range(draw.randint(0, 4)):
-            pipe = draw.choice(BEHIND)(pipe, draw, chance)
-        return pipe
+        if self._kind == "chance":
+            pipe = draw.choice(FIRST)(pipe, draw, chance)
+            for _ in range(draw.randint(0, 4)):
+                pipe = draw.choice(BEHIND)(pipe, draw, chance)
+            return pipe
+        if self._kind == "ready":
+            pipe = draw.choice(READY)(pipe, draw, chance)
+        elif draw.random() < 0.3:
+            return pipe
+        else:
+            # From here on in the loader's process.
+            pipe = pipe.batch(1, across_workers=True).map(first_of)
+        for _ in range(draw.randint(0, 2)):
+            pipe = draw.choice(BEHIND_READY)(pipe, draw, chance)
+        if self._kind == "ready" and draw.random() < 0.5:
+            pipe = pipe.flatmap(pieces)
+            for _ in range(draw.randint(0, 2)):
+                pipe = draw.choice(BEHIND_READY)(pipe, draw, chance)
+        return draw.choice(LAST)(pipe, draw, chance)
 
     def graph_in_words(self) -> str:
         """Return the graph, and how to play it again."""
@@ -285,14 +352,19 @@ class Line:
 
     def _service(self) -> Any:
         if self._in_workers:
-            least = 1 if self._in_workers == "before" else 0
+            least = 1 if self._in_workers == "before" or self._kind == "as ready" else 0
             return MultiProcessingReadingService(
                 num_workers=self._draw.randint(least, 3),
-                in_order=self._draw.random() < 0.8 or self._in_workers == "before",
+                in_order=self._in_order(),
                 on_worker_death="restart" if self._kills else None,
                 max_restarts=1000,
             )
         return self._draw.choice((None, InProcessReadingService(prefetch_cnt=3)))
+
+    def _in_order(self) -> bool:
+        if self._kind == "as ready" or self._in_workers == "before":
+            return self._kind != "as ready"
+        return self._draw.random() < 0.8
 
     def _sync_run(self, loader: Any, steps: int, more: int) -> bool:
         with loader:
@@ -342,7 +414,7 @@ class Line:
     def _taken(self, loader: Any) -> Callable[[Any], bool]:
         def taken(item: Any) -> bool:
             if item is not None:
-                self._waiting.append((numbers_in(item), loader.numbers))
+                self._waiting.append((item, loader.numbers))
                 if self._acknowledges and self._draw.random() < 0.3:
                     self._acknowledge(loader, 1)
             return item is not None
@@ -374,11 +446,12 @@ class Line:
 
     def wrong(self) -> Iterator[str]:
         """Say what is not as promised."""
-        own = [number for numbers, _ in self.delivered for number in numbers]
+        elements = [element for item, _ in self.delivered for element in elements_in(item)]
+        own = [number for item, _ in self.delivered for number in numbers_in(item)]
         told = [number for _, numbers in self.delivered for number in numbers]
         if own != told:
             yield "loader.numbers are not those of the items"
-        twice = [number for number, times in Counter(own).items() if times > 1]
+        twice = [element for element, times in Counter(elements).items() if times > 1]
         if twice:
             yield f"delivered twice: {twice}"
         if self.again:
@@ -386,15 +459,24 @@ class Line:
         count = self.numbers()
         if set(own) - set(range(count)):
             yield f"of {count} numbers there are {max(own)}"
+        if self._kind == "ready":
+            count = self.elements()
         if len(own) + self.left_out.total() != count:
             yield f"{len(own)} delivered and {dict(self.left_out)} left out of {count}"
+
+    def elements(self) -> int:
+        """Return how many numbers, or parts, an undisturbed run delivers or leaves out."""
+        loader: DataLoader2[Any] = DataLoader2(self.graph(Chance(0)), seed=self.seed)
+        with loader:
+            delivered = sum(len(elements_in(item)) for item in loader)
+            return delivered + sum(loader.stats().left_out.values())
 
     def numbers(self) -> int:
         """Return how many items enter the section."""
         draw = random.Random(f"graph {self.seed}")
         size, rounds = draw.choice(SIZES), 1
         for _ in range(draw.randint(0, 2)):
-            step = draw.choice(BEFORE[: -1 if self._in_workers else None])
+            step = draw.choice(BEFORE)
             before = IterableWrapper([0])
             rounds *= len(list(step(before, draw, Chance(0))))
         return size * rounds
@@ -408,7 +490,7 @@ def settled_in(state: dict[str, Any]) -> set[int]:
             found.update(numbers_of(cursor["frontier"], cursor["settled"]))
         shares = cursor.get("shares", ())
         for at, share in enumerate(shares):
-            found.update(index * len(shares) + at for index in numbers_of(*share))
+            found.update(index * len(shares) + at for index in numbers_of(*share[:2]))
     return found
 
 

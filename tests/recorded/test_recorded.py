@@ -345,7 +345,20 @@ def test_an_item_of_which_nothing_comes_is_named_before_a_state_would_be_too_lar
     graph = begun(5000).groupby(lambda item: item == 70, group_size=5)
     with DataLoader2(graph) as loader, pytest.raises(LoaderError) as caught:
         list(loader)
-    assert "has read item 70 and 9" in str(caught.value)
+    assert "nothing has come of item 70 of map(same" in str(caught.value)
+
+
+def test_where_only_the_order_is_lost_such_an_item_ends_no_run_but_its_state(monkeypatch):
+    monkeypatch.setattr(recording, "MOST_AHEAD", 1000)
+    graph = IterableWrapper(range(5000)).thread_map(same, concurrency=1, ordered=False)
+    with DataLoader2(graph.groupby(lambda item: item == 70, group_size=5)) as loader:
+        assert sum(map(len, loader)) == 5000
+    with DataLoader2(graph.groupby(lambda item: item == 70, group_size=5)) as loader:
+        items = iter(loader)
+        for _ in range(500):
+            next(items)
+        with pytest.raises(SnapshotError, match="nothing has come of item 70 of thread_map"):
+            loader.state_dict()
 
 
 SCRIPT = """

@@ -121,7 +121,11 @@ def test_all_that_a_graph_is_refused_for_is_said(capsys):
         ("on ranks that load the same items", f"{name} yields items as they are ready"),
         ("for a state", "batch(2, max_wait=1.0) depends on time"),
         ("for a state", f"{read_twice}, each in a pass of its own"),
+        ("for a state", f"sharding_filter() follows {name}"),
+        ("for a state", f"zip() follows {name}"),
         ("for a restart of workers", f"{read_twice}, each in a pass of its own"),
+        ("for a restart of workers", f"sharding_filter() follows {name}"),
+        ("for a restart of workers", f"zip() follows {name}"),
     ]
     lines = shown.err.splitlines()
     for line, (purpose, says) in zip(lines, refused, strict=True):

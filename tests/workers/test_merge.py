@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.codec import Decoder, Encoder
-from asyncloader.workers.inbox import Inbox, TakeAsReady, TakeInRuns, TakeInTurn
+from asyncloader.workers.inbox import Inbox, TakeAsReady, TakeInTurn
 
 
 class Worker:
@@ -147,37 +147,3 @@ def test_the_awaited_are_those_that_still_owe_something():
     loose = TakeAsReady(worker.inbox for worker in workers)
     workers[1].arrive()
     assert [inbox.worker for inbox in loose.awaited()] == [0, 2]
-
-
-def test_in_runs_what_came_before_comes_in_the_same_order_again():
-    first, second = Worker(0, [3]), Worker(1, [2])
-    following = TakeAsReady([first.inbox, second.inbox])
-    merge = TakeInRuns([(second.inbox, 1), (first.inbox, 2)], following)
-    first.arrive()
-    assert not merge.is_ready(), "it is the second's turn"
-    assert merge.awaited() == [second.inbox]
-    second.arrive()
-    taken = [merge.take() for _ in range(3)]
-    assert taken == [[(1, 0)], [(0, 0), (0, 1)], [(0, 2), (1, 1)]]
-
-
-def test_a_run_that_is_shorter_now_is_left_out():
-    first, second = Worker(0, [1]), Worker(1, [1])
-    merge = TakeInRuns([(first.inbox, 3)], TakeAsReady([first.inbox, second.inbox]))
-    first.arrive()
-    assert merge.take() == [(0, 0)]
-    assert merge.take() == []
-    first.arrive()
-    second.arrive()
-    assert merge.take() == [(1, 0)]
-
-
-def test_an_error_in_a_run_is_raised_each_time():
-    worker = Worker(0, [1], error=ValueError("broken"))
-    merge = TakeInRuns([(worker.inbox, 3)], TakeAsReady([worker.inbox]))
-    worker.arrive()
-    worker.arrive()
-    assert merge.take() == [(0, 0)]
-    for _ in range(2):
-        with pytest.raises(ValueError, match="broken"):
-            merge.take()

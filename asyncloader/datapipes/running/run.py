@@ -51,7 +51,6 @@ from asyncloader.datapipes.running.traits import (
     waits,
     yields_groups,
 )
-from asyncloader.datapipes.running.unordered import YieldOrder
 from asyncloader.datapipes.running.watch.watching import NOT_WATCHED, UNCOUNTED, Watching
 from asyncloader.errors import SnapshotError
 
@@ -110,9 +109,7 @@ class RunTree:
         #: All that it runs.
         self.pipes: list[Any] = []
         self._passes: dict[int, Pass[Any]] = {}
-        self._yield_orders: dict[int, YieldOrder] = {}
         self._starts: dict[int, Cursors] = {}
-        self._beginnings: dict[int, Cursors] = {}
         self.add(pipes)
 
     def add(self, pipes: Iterable[Any]) -> None:
@@ -155,10 +152,6 @@ class RunTree:
 
     # What outlasts a pass -----------------------------------------------------------------
 
-    def yield_order_of(self, pipe: Any) -> YieldOrder:
-        """Return the order in which a pipe without a fixed order has yielded its items."""
-        return self._yield_orders.setdefault(id(pipe), YieldOrder())
-
     def set_start(self, pipe: Any, cursors: Cursors) -> None:
         """Let a pipe's next pass begin with these cursors, unless its reader gives others."""
         self._starts[id(pipe)] = cursors
@@ -175,14 +168,6 @@ class RunTree:
         """Let the next passes of these pipes begin at their first items."""
         for pipe in pipes:
             self._starts.pop(id(pipe), None)
-
-    def set_beginnings(self, pipe: Any, cursors: Cursors) -> None:
-        """Note the cursors of the pipes that a pipe reads, at its beginning; it is run again."""
-        self._beginnings[id(pipe)] = cursors
-
-    def beginnings_of(self, pipe: Any) -> Cursors | None:
-        """Return what was noted by ``set_beginnings``."""
-        return self._beginnings.get(id(pipe))
 
 
 def _nothing() -> None:
@@ -499,11 +484,9 @@ class Run(Generic[T]):
 
     def put_own_cursors(self, into: Cursors) -> None:
         """Add the same cursors at the position of the thread or task that iterates the pipe."""
-        beginnings = self.tree.beginnings_of(self.pipe)
-        into.update(beginnings or {})
         if self._own_state is not None:
             put_cursor(self.pipe, self._own_state.cursor(), into)
-        elif beginnings is None and self._pass is not None and self._pass.has_place:
+        elif self._pass is not None and self._pass.has_place:
             self._pass.put_source_cursors(into)
             # The own cursor comes last: a pass that has not moved yet adds all of the graph's
             # cursors from its beginning.
