@@ -58,7 +58,7 @@ ROOMS = [
         "tolerance",
         "tracebacks",
     },
-    {"base", "call", "orders"},
+    {"base", "call", "orders", "settled"},
     {"devices", "envelope", "lookups", "randomness", "running", "torchdata_names"},
 ]
 

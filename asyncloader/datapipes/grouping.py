@@ -22,7 +22,7 @@ from asyncloader.datapipes.call import answer_of, calling, is_async, key_of
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import add_cursors, closing_items
-from asyncloader.datapipes.recording import Joining, Reason, of_numbered
+from asyncloader.datapipes.recording import Joining, of_numbered
 from asyncloader.datapipes.running.cursor_forms import (
     Counts,
     Of,
@@ -31,6 +31,7 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.run import CountedPass, Pass, Run
+from asyncloader.datapipes.settled import Reason
 from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import iterable_source
 

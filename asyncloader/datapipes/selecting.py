@@ -19,10 +19,11 @@ from asyncloader.datapipes.call import blame, calling, is_async, unawaited
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.one_to_one import OneToOnePass
 from asyncloader.datapipes.patterns import SievePass
-from asyncloader.datapipes.recording import Reason, of_numbered
+from asyncloader.datapipes.recording import of_numbered
 from asyncloader.datapipes.running.cursor_forms import Sieved
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.settled import Reason
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, RecordedVerdicts, Tolerance, stand_in
 

@@ -15,14 +15,7 @@ from asyncloader.datapipes.base import IterDataPipe, is_pipe
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Expander
-from asyncloader.datapipes.recording import (
-    Expanding,
-    Joining,
-    Numbering,
-    Settling,
-    Stage,
-    Within,
-)
+from asyncloader.datapipes.recording import Expanding, Joining, Numbering, Settling, Stage, Within
 from asyncloader.datapipes.replaying import keeps_positions
 from asyncloader.datapipes.running.cursors import take_number_of
 from asyncloader.datapipes.running.naming import stage_name

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.edges import edges_of
-from asyncloader.datapipes.recording import Numbering, Recorded, Settled
+from asyncloader.datapipes.recording import Numbering
 from asyncloader.datapipes.replaying import is_replayed, keeps_positions
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.running.naming import stage_name
@@ -42,6 +42,7 @@ from asyncloader.datapipes.running.traits import (
     stands_in_for_dealt,
     takes_turns,
 )
+from asyncloader.datapipes.settled import Recorded, Settled
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError

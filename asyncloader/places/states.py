@@ -17,7 +17,6 @@ from typing import Any
 
 from asyncloader.datapipes.base import COPIES
 from asyncloader.datapipes.one_to_one import is_one_to_one
-from asyncloader.datapipes.recording import Recorded, of_now
 from asyncloader.datapipes.running.cursor_forms import (
     Form,
     FormOf,
@@ -29,6 +28,7 @@ from asyncloader.datapipes.running.cursor_forms import (
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import draws, has_own_state
+from asyncloader.datapipes.settled import Recorded, of_now
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import NOT_CUT, cut_graph
 from asyncloader.graph.fingerprint import differences, fingerprint

@@ -11,17 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
-from asyncloader.datapipes.recording import (
-    MOST_AHEAD,
-    NOTHING_SETTLED,
-    Ledger,
-    SettledRuns,
-    contradictions,
-    of_now,
-    parts_form,
-    reasons_form,
-    settled_form,
-)
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
@@ -42,6 +31,17 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursor_history import thinned
 from asyncloader.datapipes.running.cursors import Cursor
+from asyncloader.datapipes.settled import (
+    MOST_AHEAD,
+    NOTHING_SETTLED,
+    Ledger,
+    SettledRuns,
+    contradictions,
+    of_now,
+    parts_form,
+    reasons_form,
+    settled_form,
+)
 from asyncloader.places.marks import (
     FIRST,
     DealStart,

@@ -13,7 +13,6 @@ from contextlib import aclosing
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.recording import Ledger, Settled
 from asyncloader.datapipes.replaying import with_those_above
 from asyncloader.datapipes.running.cursors import (
     Cursor,
@@ -24,6 +23,7 @@ from asyncloader.datapipes.running.cursors import (
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.running.run_place import cancelled
+from asyncloader.datapipes.settled import Ledger, Settled
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.places.elastic import spread_place

@@ -14,16 +14,9 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from asyncloader.datapipes.envelope import Key
-from asyncloader.datapipes.recording import (
-    NOTHING_SETTLED,
-    Ledger,
-    NumberedItem,
-    Part,
-    Settled,
-    Told,
-    elements_of,
-)
+from asyncloader.datapipes.recording import NumberedItem
 from asyncloader.datapipes.running.cursor_history import newest, thinned
+from asyncloader.datapipes.settled import NOTHING_SETTLED, Ledger, Part, Settled, Told, elements_of
 from asyncloader.errors import TransportError
 from asyncloader.places.marks import FIRST, Mark, Noted, load_mark, load_told
 from asyncloader.places.stream_place import WorkerStart, start_after_arrived

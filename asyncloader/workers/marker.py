@@ -15,15 +15,7 @@ from time import perf_counter, thread_time
 from typing import Any
 
 from asyncloader.datapipes.envelope import Key
-from asyncloader.datapipes.recording import (
-    NOTHING_SETTLED,
-    NumberingPass,
-    Recorded,
-    Settled,
-    SettledRuns,
-    Telling,
-    Told,
-)
+from asyncloader.datapipes.recording import NumberingPass
 from asyncloader.datapipes.running.cursor_history import Pace
 from asyncloader.datapipes.running.cursors import (
     Cursor,
@@ -32,6 +24,14 @@ from asyncloader.datapipes.running.cursors import (
     cursor_of,
     dropped,
     put_cursor,
+)
+from asyncloader.datapipes.settled import (
+    NOTHING_SETTLED,
+    Recorded,
+    Settled,
+    SettledRuns,
+    Telling,
+    Told,
 )
 from asyncloader.errors import LoaderError
 from asyncloader.places.marks import FIRST, Mark

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.recording import SettledRuns
+from asyncloader.datapipes.settled import SettledRuns
 from asyncloader.errors import TransportError
 from asyncloader.places.marks import FIRST, DealStart, Mark, dump_mark
 from asyncloader.seeds import SeedGenerator

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from asyncloader.datapipes.recording import Ledger
+from asyncloader.datapipes.settled import Ledger
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.places.marks import DealStart, Mark
 from asyncloader.places.stream_place import Dealing, Stand, StreamPlace, first_place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncloader.datapipes.recording import Settled
+from asyncloader.datapipes.settled import Settled
 from asyncloader.places.elastic import Order, joined_shares, shared
 
 SOME = st.sets(st.integers(0, 60), max_size=50)

@@ -20,7 +20,7 @@ from asyncloader import (
     InProcessReadingService,
     MultiProcessingReadingService,
 )
-from asyncloader.datapipes import recording
+from asyncloader.datapipes import settled
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
@@ -341,7 +341,7 @@ def test_memory_and_states_stay_small_over_a_long_epoch():
 
 
 def test_an_item_of_which_nothing_comes_is_named_before_a_state_would_be_too_large(monkeypatch):
-    monkeypatch.setattr(recording, "MOST_AHEAD", 1000)
+    monkeypatch.setattr(settled, "MOST_AHEAD", 1000)
     graph = begun(5000).groupby(lambda item: item == 70, group_size=5)
     with DataLoader2(graph) as loader, pytest.raises(LoaderError) as caught:
         list(loader)
@@ -349,7 +349,7 @@ def test_an_item_of_which_nothing_comes_is_named_before_a_state_would_be_too_lar
 
 
 def test_where_only_the_order_is_lost_such_an_item_ends_no_run_but_its_state(monkeypatch):
-    monkeypatch.setattr(recording, "MOST_AHEAD", 1000)
+    monkeypatch.setattr(settled, "MOST_AHEAD", 1000)
     graph = IterableWrapper(range(5000)).thread_map(same, concurrency=1, ordered=False)
     with DataLoader2(graph.groupby(lambda item: item == 70, group_size=5)) as loader:
         assert sum(map(len, loader)) == 5000

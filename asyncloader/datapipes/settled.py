@@ -1,0 +1,471 @@
+"""Which numbers of a recorded section are settled, and what a state says of it.
+
+This file is about ``Settled``, a set of numbers of which all up to a frontier are in it; its form
+in a state (``Recorded``); and the ledgers that know, while a section runs, which numbers are
+settled: the loader's own (``Ledger``), and that of a worker, which tells the loader (``Telling``).
+What a section is, says ``recording.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import field
+from time import monotonic
+from typing import Annotated, Any, NamedTuple
+
+from asyncloader.datapipes.envelope import Key
+from asyncloader.datapipes.running.cursor_forms import (
+    COUNT,
+    MOST,
+    Count,
+    Form,
+    FormOf,
+    State,
+    is_ascending,
+    list_of,
+    refuse,
+    row,
+)
+from asyncloader.errors import LoaderError, SnapshotError
+
+#: So many numbers may be settled after one that is not. All of them are read again to resume.
+MOST_AHEAD = 1_000_000
+
+
+class Reason:
+    """Why a number was left out."""
+
+    FILTER = "filter"
+    LENGTH = "length"
+    DROP_LAST = "drop_last"
+    EMPTY = "empty"
+
+
+# The state ------------------------------------------------------------------------------
+
+
+def settled_form(value: Any, where: str, form_of: FormOf) -> None:
+    """Runs of ascending numbers, each as its first and its length."""
+    list_of(row(COUNT, COUNT))(value, where, form_of)
+    end, total = 0, 0
+    for first, length in value:
+        if first < end or not length:
+            refuse(where, "runs of ascending numbers", value)
+        end, total = first + length, total + length
+    if total > MOST_AHEAD:
+        refuse(where, f"runs of at most {MOST_AHEAD} numbers", value)
+
+
+def parts_form(value: Any, where: str, form_of: FormOf) -> None:
+    """Ascending numbers, each with the runs of its settled parts."""
+    list_of(row(COUNT, settled_form))(value, where, form_of)
+    if not is_ascending([number for number, _ in value]):
+        refuse(where, "parts of ascending numbers", value)
+    if sum(length for _, runs in value for _, length in runs) > MOST_AHEAD:
+        refuse(where, f"at most {MOST_AHEAD} parts", value)
+
+
+def reasons_form(value: Any, where: str, form_of: FormOf) -> None:
+    """How many were left out, by the reason."""
+    list_of(row(_text, COUNT), most=100)(value, where, form_of)
+
+
+def _text(value: Any, where: str, form_of: FormOf) -> None:
+    if type(value) is not str:
+        refuse(where, "a text", value)
+
+
+#: The first number that is not settled, runs of those settled after it, and of numbers of which
+#: only some parts are settled the runs of those.
+SettledRuns = tuple[int, list[list[int]], list[list[Any]]]
+
+
+NOTHING_SETTLED: SettledRuns = (0, [], [])
+
+
+class Recorded(State):
+    """The place of a section: which numbers are settled, and how many were left out, and why.
+
+    All before ``frontier`` are settled; ``settled`` are runs of those after it. Of the numbers in
+    ``parts`` only those parts are settled.
+    """
+
+    frontier: Count = 0
+    settled: Annotated[list[list[int]], settled_form] = field(default_factory=list)
+    parts: Annotated[list[list[Any]], parts_form] = field(default_factory=list)
+    left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, settled: SettledRuns, left_out: list[list[Any]]) -> Recorded:
+        """Return the place where so much is settled, and was left out."""
+        frontier, runs, parts = settled
+        return cls(frontier=frontier, settled=runs, parts=parts, left_out=left_out)
+
+    def check(self, pipe: Any) -> Iterator[str]:
+        yield from contradictions((self.frontier, self.settled, self.parts))
+
+    def numbers(self) -> Settled:
+        """Return which numbers are settled."""
+        return Settled.of((self.frontier, self.settled, self.parts))
+
+
+def of_now(form: Form) -> Form:
+    """Return a form that says what is wrong with a place that an earlier version took."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if type(value) is dict and {"later", "turns"} & value.keys():
+            raise SnapshotError(
+                f"{where} is of an earlier version, which repeated the order of items that have"
+                " none; load a state that was taken between epochs"
+            )
+        form(value, where, form_of)
+
+    return check
+
+
+def contradictions(settled: SettledRuns) -> Iterator[str]:
+    """Yield what cannot be true of what a state says of a section."""
+    frontier, runs, parts = settled
+    if runs and runs[0][0] <= frontier:
+        yield "the frontier is the first number that is not settled"
+    ends = [(first, first + length) for first, length in runs]
+    numbers = [number for number, _ in parts]
+    at = bisect_right
+    if any(number < frontier for number in numbers) or any(
+        (found := at(ends, (number, MOST)) - 1) >= 0 and number < ends[found][1]
+        for number in numbers
+    ):
+        yield "only numbers that are not settled have settled parts"
+
+
+class Part(NamedTuple):
+    """One of the parts that were made of the item with a number."""
+
+    number: int
+    at: int
+
+
+#: What is settled at once: the number of an item, or a part of it.
+Element = int | Part
+
+
+class Settled:
+    """Which of the numbers 0, 1, 2, … are settled: all before ``frontier``, and some after it.
+
+    A number of which parts were made is settled once all of them are.
+    """
+
+    __slots__ = ("beyond", "frontier", "parts", "totals")
+
+    def __init__(self, frontier: int = 0, beyond: Iterable[int] = ()) -> None:
+        self.frontier = frontier
+        self.beyond = set(beyond)
+        #: The settled parts of numbers, and how many parts there are where that is known.
+        self.parts: dict[int, set[int]] = {}
+        self.totals: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, settled: SettledRuns) -> Settled:
+        """Return what ``plain`` gave."""
+        frontier, runs, parts = settled
+        found = cls(frontier, _in_runs(runs))
+        found.parts = {number: set(_in_runs(own)) for number, own in parts}
+        return found
+
+    def plain(self) -> SettledRuns:
+        """Return it as plain data."""
+        parts = [[number, _runs(own)] for number, own in sorted(self.parts.items())]
+        return self.frontier, _runs(self.beyond), parts
+
+    def add(self, element: Element) -> None:
+        """Settle a number, or a part of one."""
+        if isinstance(element, int):
+            if element in self:
+                raise _settled_twice(element)
+            self.beyond.add(element)
+            self.advance()
+            return
+        number, at = element
+        own = self.parts.setdefault(number, set())
+        if number in self or at in own:
+            raise _settled_twice(element)
+        own.add(at)
+        if number in self.totals:
+            self.end_parts(number, self.totals[number])
+
+    def end_parts(self, number: int, count: int) -> None:
+        """Note that so many parts were made of a number, and no more."""
+        if len(self.parts.get(number, ())) < count:
+            self.totals[number] = count
+            return
+        self.parts.pop(number, None)
+        self.totals.pop(number, None)
+        self.add(number)
+
+    def end(self) -> int:
+        """Return the number after all that are settled."""
+        return max(self.beyond, default=self.frontier - 1) + 1
+
+    def add_run(self, first: int, length: int) -> None:
+        """Settle so many numbers in a row."""
+        if first == self.frontier and not self.beyond:
+            self.frontier += length
+        else:
+            for number in range(first, first + length):
+                self.add(number)
+
+    def advance(self) -> None:
+        """Let the frontier pass what is settled."""
+        while self.frontier in self.beyond:
+            self.beyond.remove(self.frontier)
+            self.frontier += 1
+
+    def __contains__(self, number: int) -> bool:
+        return number < self.frontier or number in self.beyond
+
+
+def _settled_twice(element: Element) -> LoaderError:
+    return LoaderError(f"item {element} was settled twice, which is an error of ours")
+
+
+def _in_runs(runs: Iterable[Sequence[int]]) -> Iterator[int]:
+    return (number for first, length in runs for number in range(first, first + length))
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    end = -1
+    for number in sorted(numbers):
+        if number == end:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+        end = number + 1
+    return runs
+
+
+def elements_of(key: Key) -> tuple[Element, ...]:
+    """Return what is settled with an item."""
+    return (key,) if isinstance(key, int) else key
+
+
+#: After so many items the ledger looks which of them the loader has settled.
+_LOOK_EVERY = 64
+
+
+class Ledger:
+    """Which numbers are settled, in one pass over a section. Any thread may write and ask.
+
+    ``settled_items()`` says how many of the items that left the section the loader has settled.
+    ``shares`` say what was settled of each worker's share before; there is one without workers.
+    ``reader`` is the name of the pipe that is given the numbered items.
+
+    If very many are settled after one that is not, that is an error where a record ``is_needed``.
+    Elsewhere it is given up, and no state can be taken.
+    """
+
+    def __init__(
+        self,
+        settled_items: Callable[[], int],
+        shares: Sequence[Settled],
+        left_out: Iterable[Sequence[Any]] = (),
+        *,
+        reader: str = "",
+        is_needed: bool = True,
+    ) -> None:
+        self._settled_items = settled_items
+        self._shares = shares
+        self._reader = reader
+        self._is_needed = is_needed
+        self._given_up = ""
+        self._left_out: Counter[str] = Counter(dict(map(tuple, left_out)))
+        # The numbers of the items that have left the section and are not settled, oldest first;
+        # of several items in a row it may be a range.
+        self._on_the_way: deque[Key | range] = deque()
+        self._settled = 0
+        self._latest: Key = ()
+        self._lock = threading.Lock()
+
+    def leave_out(self, key: Key, reason: str) -> None:
+        """Settle what is left out."""
+        with self._lock:
+            self._left_out[reason] += len(elements_of(key))
+            self._settle(key)
+
+    def end_parts(self, number: int, count: int) -> None:
+        """Note that so many parts were made of a number, and no more."""
+        index, share = divmod(number, len(self._shares))
+        with self._lock:
+            if not self._given_up:
+                self._shares[share].end_parts(index, count)
+
+    def settled_parts(self, number: int) -> set[int]:
+        """Return which parts of a number are settled."""
+        index, share = divmod(number, len(self._shares))
+        with self._lock:
+            return set(self._shares[share].parts.get(index, ()))
+
+    def hand_on(self, key: Key) -> None:
+        """Note that an item leaves the section."""
+        with self._lock:
+            self._on_the_way.append(key)
+            if not len(self._on_the_way) % _LOOK_EVERY:
+                self._catch_up()
+
+    def hand_on_all(self, keys: Iterable[Key | range]) -> None:
+        """Note that items leave the section. A range are the numbers of several."""
+        with self._lock:
+            self._on_the_way.extend(keys)
+            self._catch_up()
+
+    def frontier(self, share: int = 0) -> int:
+        """Return the lowest of a share's items that is not settled."""
+        with self._lock:
+            self._catch_up()
+            return self._shares[share].frontier
+
+    def state(self) -> tuple[list[SettledRuns], list[list[Any]]]:
+        """Return what is settled of each share, and how many were left out for each reason."""
+        with self._lock:
+            self._catch_up()
+            if self._given_up:
+                raise SnapshotError(self._given_up)
+            shares = [share.plain() for share in self._shares]
+            return shares, [[reason, count] for reason, count in sorted(self._left_out.items())]
+
+    def numbers_of(self, delivered: int) -> tuple[int, ...]:
+        """Return the numbers of the item that was delivered last, of so many."""
+        with self._lock:
+            self._catch_up()
+            at = delivered - self._settled - 1
+            elements = elements_of(self._latest if at < 0 else self._key_at(at))
+            return tuple(each if isinstance(each, int) else each.number for each in elements)
+
+    def _key_at(self, at: int) -> Key:
+        for keys in self._on_the_way:
+            if type(keys) is not range:
+                if not at:
+                    return keys
+                at -= 1
+            elif at < len(keys):
+                return keys[at]
+            else:
+                at -= len(keys)
+        raise LoaderError("an item was delivered that has not come, which is an error of ours")
+
+    def left_out(self) -> dict[str, int]:
+        """Return how many were left out, by the reason."""
+        with self._lock:
+            return dict(self._left_out)
+
+    def _catch_up(self) -> None:
+        count = self._settled_items()
+        while (left := count - self._settled) > 0 and self._on_the_way:
+            keys = self._on_the_way.popleft()
+            if type(keys) is range:
+                if left < len(keys):
+                    self._on_the_way.appendleft(keys[left:])
+                    keys = keys[:left]
+                self._latest = keys[-1]
+                self._settled += len(keys)
+                self._settle_range(keys)
+            else:
+                self._latest = keys
+                self._settled += 1
+                self._settle(keys)
+
+    def _settle_range(self, numbers: range) -> None:
+        if not self._given_up:
+            index, share = divmod(numbers.start, len(self._shares))
+            self._shares[share].add_run(index, len(numbers))
+            self._check(share)
+
+    def _settle(self, key: Key) -> None:
+        if self._given_up:
+            return
+        shares = self._shares
+        for element in elements_of(key):
+            if isinstance(element, int):
+                index, share = divmod(element, len(shares))
+                shares[share].add(index)
+            else:
+                index, share = divmod(element.number, len(shares))
+                shares[share].add(Part(index, element.at))
+            self._check(share)
+            if self._given_up:
+                return
+
+    def _check(self, share: int) -> None:
+        if len(self._shares[share].beyond) <= MOST_AHEAD:
+            return
+        number = self._shares[share].frontier * len(self._shares) + share
+        self._given_up = (
+            f"nothing has come of item {number} of {self._reader} yet, while {MOST_AHEAD} items"
+            " after it are settled, and all of them would have to be read again to resume; see what"
+            " holds it, such as a group that is never full"
+        )
+        if self._is_needed:
+            raise LoaderError(self._given_up)
+        self._shares = [Settled() for _ in self._shares]
+
+
+class Told(NamedTuple):
+    """What a worker tells with a frame."""
+
+    #: The numbers of its items.
+    keys: list[Key]
+    #: What was left out since the frame before, and why.
+    left_out: list[tuple[str, Key]]
+    #: Of which numbers so many parts were made, and no more.
+    ends: list[tuple[int, int]]
+    #: The name of a pipe because of which the numbers say nothing, or "".
+    unrecorded: str = ""
+
+
+#: A worker that leaves out one item after the other says so after this time.
+_TELL_SECONDS = 1.0
+
+
+class Telling(Ledger):
+    """The ledger of a worker's share: settled is what the loader was told, or will be.
+
+    ``tell()`` is called now and then where items are left out and none is sent.
+    """
+
+    def __init__(self, share: Settled, tell: Callable[[], object]) -> None:
+        super().__init__(int, [share], is_needed=False)
+        self._tell = tell
+        self._told_at = monotonic()
+        self._sent: deque[Key] = deque()
+        self._left: list[tuple[str, Key]] = []
+        self._ends: list[tuple[int, int]] = []
+
+    def hand_on(self, key: Key) -> None:
+        with self._lock:
+            self._sent.append(key)
+            self._settle(key)
+
+    def leave_out(self, key: Key, reason: str) -> None:
+        with self._lock:
+            self._left.append((reason, key))
+            self._settle(key)
+            is_due = monotonic() - self._told_at > _TELL_SECONDS
+        if is_due:
+            self._tell()
+
+    def end_parts(self, number: int, count: int) -> None:
+        super().end_parts(number, count)
+        self._ends.append((number, count))
+
+    def told(self, count: int) -> Told | None:
+        """Return the numbers of the next ``count`` items to send, and what was left out since."""
+        with self._lock:
+            self._told_at = monotonic()
+            if not (count or self._left or self._ends):
+                return None
+            left, self._left = self._left, []
+            ends, self._ends = self._ends, []
+            return Told([self._sent.popleft() for _ in range(count)], left, ends)
