@@ -54,6 +54,7 @@ from asyncloader.datapipes.tolerance import (
     OnError,
     RecordedTolerance,
     Tolerance,
+    checked_keeping,
     failure_of,
 )
 from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
@@ -452,6 +453,9 @@ class AsyncMapper(IterDataPipe[T]):
     With ``repeatable=False`` the function may give another result the next time: what became
     of each item is recorded from here on, so that a state resumes exactly.
 
+    ``keep_results=True`` goes with it: a state has the results that are not settled, as plain
+    data, so that the function is not called again for them. The pipe stays with the loader then.
+
     >>> import contextlib
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> async def double(number):
@@ -488,6 +492,7 @@ class AsyncMapper(IterDataPipe[T]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> None:
         if not is_async(checked_function("fn", fn)):
             raise TypeError(
@@ -509,6 +514,7 @@ class AsyncMapper(IterDataPipe[T]):
         self.on_error = on_error
         self.max_errors = max_errors
         self.repeatable = repeatable
+        self.keep_results = checked_keeping(keep_results, repeatable)
         more = 0 if resource is None else 1
         self._columns = checked_columns(fn, input_col, output_col, more=more)
         self._wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = itself

@@ -228,9 +228,13 @@ class DataPipe:
     #: Whether its function gives the same result when it is called again with the same item.
     repeatable: bool = True
 
+    #: Whether a state has the results of its function that are not settled.
+    keep_results: bool = False
+
     def is_replicable(self) -> bool:
         """Whether each worker may run a copy; otherwise the pipe stays with the loader."""
-        return True
+        # Results are kept where states are taken.
+        return not self.keep_results
 
     def lives_with_loader(self) -> bool:
         """Whether the pipe stays with the loader while its readers may run in workers."""

@@ -67,6 +67,7 @@ class IterFluent(Generic[T_co]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> IterDataPipe[U]: ...
     @overload
     def async_map(
@@ -85,6 +86,7 @@ class IterFluent(Generic[T_co]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> IterDataPipe[Any]: ...
     @overload
     def async_map_batches(
@@ -326,6 +328,7 @@ class IterFluent(Generic[T_co]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> IterDataPipe[U]: ...
     @overload
     def map(
@@ -335,6 +338,7 @@ class IterFluent(Generic[T_co]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> IterDataPipe[U]: ...
     @overload
     def map(
@@ -346,6 +350,7 @@ class IterFluent(Generic[T_co]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> IterDataPipe[Any]: ...
     def map_batches(
         self,
@@ -597,6 +602,7 @@ class IterFluent(Generic[T_co]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> IterDataPipe[U]: ...
     @overload
     def thread_map(
@@ -610,6 +616,7 @@ class IterFluent(Generic[T_co]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> IterDataPipe[Any]: ...
     @overload
     def threadpool_map(

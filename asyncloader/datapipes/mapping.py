@@ -30,7 +30,7 @@ from asyncloader.datapipes.patterns import Applier
 from asyncloader.datapipes.recording import on_numbered
 from asyncloader.datapipes.running.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, keyed_source
-from asyncloader.datapipes.tolerance import OnError, RecordedTolerance
+from asyncloader.datapipes.tolerance import OnError, RecordedTolerance, checked_keeping
 
 T = TypeVar("T")
 
@@ -139,6 +139,9 @@ class Mapper(Applier[T]):
     With ``repeatable=False`` the function may give another result the next time: what became
     of each item is recorded from here on, so that a state resumes exactly.
 
+    ``keep_results=True`` goes with it: a state has the results that are not settled, as plain
+    data, so that the function is not called again for them. The pipe stays with the loader then.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2]).map(str))
     ['1', '2']
@@ -156,9 +159,11 @@ class Mapper(Applier[T]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> None:
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.repeatable = repeatable
+        self.keep_results = checked_keeping(keep_results, repeatable)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col

@@ -200,6 +200,7 @@ class NumberingPass(StagePass):
                 state.left_out,
                 reader=self.pipe.reader,
                 is_needed=self.pipe.is_needed,
+                kept=state.kept or (),
             )
         )
         self._next = state.frontier
@@ -219,7 +220,7 @@ class NumberingPass(StagePass):
     def place(self) -> Cursors:
         """Return where the section and its source are."""
         [settled], left_out = self.ledger.state()
-        state = Recorded.of(settled, left_out)
+        state = Recorded.of(settled, left_out, self.ledger.kept())
         return {**self.source.place(state.frontier), self.pipe.number: state.saved()}
 
     def source_place(self) -> tuple[int, Cursors]:
@@ -425,7 +426,13 @@ class _Opened:
 
 
 def on_numbered(function: Callable[[Any], Any], pipe: Any) -> Callable[[NumberedItem], Any]:
-    """Return a function of numbered items that calls one with what they carry."""
+    """Return a function of numbered items that calls one with what they carry.
+
+    If the pipe is to keep its results, it is not called for items whose result was kept.
+    """
+    number = number_of(pipe)
+    if pipe.keep_results and number is not None:
+        return _keeping(function, pipe, number)
 
     def called(numbered: NumberedItem) -> NumberedItem:
         result = function(numbered.item)
@@ -435,6 +442,35 @@ def on_numbered(function: Callable[[Any], Any], pipe: Any) -> Callable[[Numbered
 
     async def awaited(numbered: NumberedItem) -> NumberedItem:
         return numbered.with_item(await function(numbered.item))
+
+    return awaited if is_async(function) else called
+
+
+def _keeping(function: Callable[[Any], Any], pipe: Any, own: int) -> Callable[[NumberedItem], Any]:
+    def kept_for(numbered: NumberedItem) -> dict[int, Any]:
+        # Of what is put together nothing is kept.
+        assert isinstance(numbered.key, int)
+        return numbered.ledger.kept_results(numbered.key)
+
+    def keep(numbered: NumberedItem, result: Any) -> NumberedItem:
+        assert isinstance(numbered.key, int)
+        numbered.ledger.keep(own, numbered.key, result)
+        return numbered.with_item(result)
+
+    def called(numbered: NumberedItem) -> NumberedItem:
+        kept = kept_for(numbered)
+        if own in kept:
+            return numbered.with_item(kept[own])
+        result = function(numbered.item)
+        if result.__class__ is CoroutineType:
+            raise unawaited(pipe, result)
+        return keep(numbered, result)
+
+    async def awaited(numbered: NumberedItem) -> NumberedItem:
+        kept = kept_for(numbered)
+        if own in kept:
+            return numbered.with_item(kept[own])
+        return keep(numbered, await function(numbered.item))
 
     return awaited if is_async(function) else called
 

@@ -24,6 +24,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     Form,
     FormOf,
     State,
+    anything,
     is_ascending,
     list_of,
     refuse,
@@ -73,6 +74,11 @@ def reasons_form(value: Any, where: str, form_of: FormOf) -> None:
     list_of(row(_text, COUNT), most=100)(value, where, form_of)
 
 
+def kept_form(value: Any, where: str, form_of: FormOf) -> None:
+    """The results of pipes for numbers: a pipe, a number and the result."""
+    list_of(row(COUNT, COUNT, anything), most=MOST_AHEAD)(value, where, form_of)
+
+
 def _text(value: Any, where: str, form_of: FormOf) -> None:
     if type(value) is not str:
         refuse(where, "a text", value)
@@ -90,19 +96,25 @@ class Recorded(State):
     """The place of a section: which numbers are settled, and how many were left out, and why.
 
     All before ``frontier`` are settled; ``settled`` are runs of those after it. Of the numbers in
-    ``parts`` only those parts are settled.
+    ``parts`` only those parts are settled. ``kept`` are results of numbers that are not settled,
+    each with the number of the pipe whose function made it.
     """
 
     frontier: Count = 0
     settled: Annotated[list[list[int]], settled_form] = field(default_factory=list)
     parts: Annotated[list[list[Any]], parts_form] = field(default_factory=list)
     left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
+    kept: Annotated[list[list[Any]], kept_form] | None = None
 
     @classmethod
-    def of(cls, settled: SettledRuns, left_out: list[list[Any]]) -> Recorded:
-        """Return the place where so much is settled, and was left out."""
+    def of(
+        cls, settled: SettledRuns, left_out: list[list[Any]], kept: list[list[Any]] | None = None
+    ) -> Recorded:
+        """Return the place where so much is settled, and was left out, with what is kept."""
         frontier, runs, parts = settled
-        return cls(frontier=frontier, settled=runs, parts=parts, left_out=left_out)
+        found = cls(frontier=frontier, settled=runs, parts=parts, left_out=left_out)
+        found.kept = kept or None
+        return found
 
     def check(self, pipe: Any) -> Iterator[str]:
         yield from contradictions((self.frontier, self.settled, self.parts))
@@ -275,12 +287,17 @@ class Ledger:
         *,
         reader: str = "",
         is_needed: bool = True,
+        kept: Iterable[Sequence[Any]] = (),
     ) -> None:
         self._settled_items = settled_items
         self._shares = shares
         self._reader = reader
         self._is_needed = is_needed
         self._given_up = ""
+        # The results that are kept of numbers that are not settled, by the numbers of the pipes.
+        self._kept: dict[int, dict[int, Any]] = {}
+        for pipe, number, result in kept:
+            self._kept.setdefault(number, {})[pipe] = result
         self._left_out: Counter[str] = Counter(dict(map(tuple, left_out)))
         # The numbers of the items that have left the section and are not settled, oldest first;
         # of several items in a row it may be a range.
@@ -301,12 +318,36 @@ class Ledger:
         with self._lock:
             if not self._given_up:
                 self._shares[share].end_parts(index, count)
+                self._forget(number, index, share)
 
     def settled_parts(self, number: int) -> set[int]:
         """Return which parts of a number are settled."""
         index, share = divmod(number, len(self._shares))
         with self._lock:
             return set(self._shares[share].parts.get(index, ()))
+
+    def keep(self, pipe: int, number: int, result: Any) -> None:
+        """Keep the result of a pipe's function for an item until that is settled."""
+        with self._lock:
+            self._kept.setdefault(number, {})[pipe] = result
+
+    def kept_results(self, number: int) -> dict[int, Any]:
+        """Return the results that are kept for an item, by the numbers of the pipes."""
+        return self._kept.get(number, {})
+
+    def keeps(self) -> bool:
+        """Whether any result is kept."""
+        return bool(self._kept)
+
+    def kept(self) -> list[list[Any]]:
+        """Return all results that are kept: a pipe, a number and the result."""
+        with self._lock:
+            self._catch_up()
+            return [
+                [pipe, number, result]
+                for number, results in sorted(self._kept.items())
+                for pipe, result in results.items()
+            ]
 
     def hand_on(self, key: Key) -> None:
         """Note that an item leaves the section."""
@@ -394,9 +435,17 @@ class Ledger:
             else:
                 index, share = divmod(element.number, len(shares))
                 shares[share].add(Part(index, element.at))
+            if self._kept:
+                number = element if isinstance(element, int) else element.number
+                self._forget(number, index, share)
             self._check(share)
             if self._given_up:
                 return
+
+    def _forget(self, number: int, index: int, share: int) -> None:
+        """Forget what was kept of a number, if it is settled now."""
+        if index in self._shares[share]:
+            self._kept.pop(number, None)
 
     def _check(self, share: int) -> None:
         if len(self._shares[share].beyond) <= MOST_AHEAD:

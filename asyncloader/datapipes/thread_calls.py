@@ -49,6 +49,7 @@ from asyncloader.datapipes.tolerance import (
     OnError,
     RecordedTolerance,
     Tolerance,
+    checked_keeping,
     failure_of,
 )
 from asyncloader.machine import usable_cores
@@ -303,6 +304,9 @@ class ThreadMapper(IterDataPipe[T]):
     With ``repeatable=False`` the function may give another result the next time: what became
     of each item is recorded from here on, so that a state resumes exactly.
 
+    ``keep_results=True`` goes with it: a state has the results that are not settled, as plain
+    data, so that the function is not called again for them. The pipe stays with the loader then.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(3)).thread_map(str))
     ['0', '1', '2']
@@ -325,6 +329,7 @@ class ThreadMapper(IterDataPipe[T]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
+        keep_results: bool = False,
     ) -> None:
         if is_async(checked_function("fn", fn)):
             raise TypeError(
@@ -342,6 +347,7 @@ class ThreadMapper(IterDataPipe[T]):
         self.on_error = on_error
         self.max_errors = max_errors
         self.repeatable = repeatable
+        self.keep_results = checked_keeping(keep_results, repeatable)
         self._apply = changing(fn, input_col, output_col)
         self.tolerance = Tolerance(on_error, max_errors)
 

@@ -18,7 +18,9 @@ from typing import Any, Literal
 
 from asyncloader.arguments import check_takes, checked_count
 from asyncloader.datapipes.call import blame, is_async, unawaited
+from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.traits import keeps_results
 from asyncloader.errors import TooManyErrors
 
 # Who listens for what is left out. Threads and tasks of a pass inherit the context in which the
@@ -127,6 +129,16 @@ class Tolerance:
         return result
 
 
+def checked_keeping(keep_results: bool, repeatable: bool) -> bool:
+    """Return ``keep_results``; ValueError if it is True of a function that repeats."""
+    if keep_results and repeatable:
+        raise ValueError(
+            "keep_results=True goes with repeatable=False: what repeats is made again after a"
+            " resume"
+        )
+    return keep_results
+
+
 class RecordedTolerance(Tolerance):
     """What a pipe does with numbered items (see ``recording.py``) that its function fails on."""
 
@@ -136,6 +148,9 @@ class RecordedTolerance(Tolerance):
         if result is SKIPPED:
             numbered.leave_out("error")
             return SKIPPED
+        number = number_of(pipe)
+        if keeps_results(pipe) and number is not None:
+            numbered.ledger.keep(number, numbered.key, result)
         return self.answered(numbered, result)
 
     def answered(self, numbered: Any, result: Any) -> Any:

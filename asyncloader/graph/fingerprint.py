@@ -148,7 +148,7 @@ def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
 
 #: Parameters that pipes got later, with the values that they had in effect before: states from
 #: before do not have them.
-_UNSAID = [("repeatable", True)]
+_UNSAID = [("repeatable", True), ("keep_results", False)]
 
 
 def _parameters(pipe_class: type) -> list[str]:

@@ -28,6 +28,7 @@ from asyncloader.datapipes.running.traits import (
     is_repeatable,
     is_replicable,
     is_without_order,
+    keeps_results,
     lives_with_loader,
     setting,
     stands_in,
@@ -103,15 +104,21 @@ def hard_behind(graph: Graph, in_workers: Sequence[Any], end: Any) -> list[Any]:
 
 def _lost(pipes: Sequence[Any]) -> Iterator[Any]:
     """Yield those of a section's pipes that cannot be in one, or not behind those before them."""
-    may_expand = True
+    may_expand, is_single, is_put_together = True, True, False
     for pipe in pipes:
         # What a pipe answers is tried on a copy, which it may change.
         stage = stage_of(copy.copy(pipe))
-        if stage is None or (isinstance(stage, Expanding) and not may_expand):
+        keeps = keeps_results(pipe)
+        is_single = is_single and not is_put_together
+        if (
+            stage is None
+            or (isinstance(stage, Expanding) and not may_expand)
+            or (keeps and not is_single)
+        ):
             yield pipe
         # Parts have to be the same again, and what has several numbers will have others.
-        is_last_to_expand = isinstance(stage, Joining | Expanding)
-        may_expand = may_expand and is_repeatable(pipe) and not is_last_to_expand
+        is_put_together = isinstance(stage, Joining | Expanding)
+        may_expand = may_expand and (keeps or is_repeatable(pipe)) and not is_put_together
 
 
 def as_recorded(end: Any) -> Any:
@@ -199,8 +206,9 @@ def _count_of_recorded(pipes: Sequence[Any]) -> int:
 
 
 def _keeps_places(pipe: Any) -> bool:
-    # A pipe that deals items runs in a process of its own.
-    return (keeps_positions(pipe) and not is_dispatch(pipe)) or counts_all(pipe)
+    # A pipe that deals items runs in a process of its own, and results are kept of numbers.
+    is_plain = keeps_positions(pipe) and not is_dispatch(pipe) and not keeps_results(pipe)
+    return is_plain or counts_all(pipe)
 
 
 def stage_of(pipe: Any) -> Any:

@@ -147,7 +147,8 @@ class Engine:
         ``start`` is where the present run of its epoch began.
         """
         recorded = self.lifecycle.recorded(start)
-        if count == start.before and (recorded is None or not start.position):
+        keeps = recorded is not None and recorded.ledger.keeps()
+        if count == start.before and (recorded is None or not (start.position or keeps)):
             return start
         if recorded is not None:
             return self._moved(start, count, recorded.place())

@@ -345,7 +345,7 @@ class Lifecycle:
         if start.position and (adjustable := self._service.adjustable()) is not None:
             cursors = adjustable.fitted(cursors)
         run: Run[Any] = Run(prepared, tree)
-        if start.position:
+        if start.position or cursors:
             run.resume(start.position, cursors)
         return run
 

@@ -165,6 +165,8 @@ class WholeRecord(NamedTuple):
 
     settled: Settled
     left_out: list[list[Any]]
+    #: The results that are kept of numbers that are not settled.
+    kept: list[list[Any]]
     #: From where the pipes above the division make again what is not settled.
     above: Cursors
 
@@ -176,27 +178,28 @@ def _whole_record(
     above = _numbers_above(division)
     if not taken_with:
         record = Recorded.loaded(cursors[_number(recorded_from(graph))])
-        kept = {number: cursor for number, cursor in cursors.items() if number in above}
-        return WholeRecord(record.numbers(), record.left_out, kept)
+        own_above = {number: cursor for number, cursor in cursors.items() if number in above}
+        return WholeRecord(record.numbers(), record.left_out, record.kept or [], own_above)
     own = cursors[_number(part.end)]
     shares = [Settled.of(tuple(share)) for share in own["shares"]]
     place = place_of_shares(own)
     if place.deal is not None:
-        kept = place.deal.mark.cursors
+        own_above = place.deal.mark.cursors
     else:
         frontiers = [share.frontier * taken_with + at for at, share in enumerate(shares)]
         behind = frontiers.index(min(frontiers))
         marked = place.starts[behind].mark.cursors
-        kept = {number: cursor for number, cursor in marked.items() if number in above}
-    return WholeRecord(joined_shares(shares), own["left_out"], kept)
+        own_above = {number: cursor for number, cursor in marked.items() if number in above}
+    kept = own.get("kept", [])
+    return WholeRecord(joined_shares(shares), own["left_out"], kept, own_above)
 
 
 def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: int) -> Cursors:
     """Return the cursors with which so many workers, or none, go on after what is settled."""
-    settled, left_out, above = whole
+    settled, left_out, kept, above = whole
     if not run_with:
         first = recorded_from(graph)
-        return {**above, _number(first): Recorded.of(settled.plain(), left_out).saved()}
+        return {**above, _number(first): Recorded.of(settled.plain(), left_out, kept).saved()}
     shares = [share.plain() for share in shared(settled, run_with)]
     division = _worker_division(_numbered(graph, part), "")
     deal, marks = None, [Mark(frontier, above) for frontier, *_ in shares]
@@ -204,7 +207,7 @@ def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: in
         taken = tuple(frontier for frontier, *_ in shares)
         marks = [Mark(count, {_number(division): {"taken": count}}) for count in taken]
         deal = DealStart(Mark(settled.frontier, above), taken)
-    return {_number(part.end): shares_recorded(shares, marks, left_out, deal)}
+    return {_number(part.end): shares_recorded(shares, marks, left_out, deal, kept)}
 
 
 def joined_shares(shares: Sequence[Settled]) -> Settled:
@@ -431,11 +434,17 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
         whole.parts |= {order.number(at): parts for at, parts in record.settled.parts.items()}
     above = _numbers_above(division)
     behind = records[numbers.index(frontier)][1].above
-    kept = {number: cursor for number, cursor in behind.items() if number in above}
+    own_above = {number: cursor for number, cursor in behind.items() if number in above}
     own = Order(role.rank, role.ranks, _block_size(graph, division, role.workers))
     # Each number is counted once, whoever has left it out.
     left_out = _sum_of([record.left_out for _, record in records]) if role.rank == 0 else []
-    mine = WholeRecord(own.share_of(whole), left_out, kept)
+    kept = [
+        [pipe, index, result]
+        for order, record in records
+        for pipe, at, result in record.kept
+        if (index := own.own_index(order.number(at))) is not None
+    ]
+    mine = WholeRecord(own.share_of(whole), left_out, kept, own_above)
     if part is not None:
         cursors = _record_for(graph, part, mine, role.workers)
     else:
@@ -448,17 +457,17 @@ def _record_of_rank(
     graph: Graph, part: WorkerPart | None, one: Snapshot, order: Order
 ) -> tuple[Order, WholeRecord]:
     clash = "the states cannot be resumed by other ranks or workers"
-    if not one.items:
-        return order, WholeRecord(Settled(), [], {})
+    if not one.cursors:
+        return order, WholeRecord(Settled(), [], [], {})
     if part is not None:
         return order, _whole_record(graph, part, one.cursors, one.workers, clash)
     alone = refit(graph, one.cursors, taken_with=one.workers, run_with=0)
     record = Recorded.loaded(alone[_number(recorded_from(graph))])
-    return order, WholeRecord(record.numbers(), record.left_out, alone)
+    return order, WholeRecord(record.numbers(), record.left_out, record.kept or [], alone)
 
 
 def _record_here(first: Any, whole: WholeRecord) -> Cursors:
-    record = Recorded.of(whole.settled.plain(), whole.left_out)
+    record = Recorded.of(whole.settled.plain(), whole.left_out, whole.kept)
     return {**whole.above, _number(first): record.saved()}
 
 

@@ -318,6 +318,13 @@ def _written(value: Any) -> Any:
             "shape": list(value.shape),
             "data": base64.b64encode(_tensor_bytes(value)).decode(),
         }
+    if is_array(value):
+        return {
+            _MARK: "array",
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "data": base64.b64encode(value.tobytes()).decode(),
+        }
     return value
 
 
@@ -343,6 +350,8 @@ def _read(value: Any) -> Any:
             return tuple(_read(element) for element in data)
         case "dict":
             return {_read(key): _read(element) for key, element in data}
+        case "array":
+            return _array(value["dtype"], value["shape"], base64.b64decode(data, validate=True))
         case "tensor":
             return _tensor(value["dtype"], value["shape"], base64.b64decode(data, validate=True))
     raise ValueError(f"{value[_MARK]!r} is not a kind of plain data")
@@ -369,6 +378,19 @@ def _tensor(dtype: str, shape: list[int], data: bytes) -> Any:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)
 
 
+def _array(dtype: str, shape: list[int], data: bytes) -> Any:
+    import numpy
+
+    kind = numpy.dtype(dtype)
+    if kind.kind not in _ARRAYS:
+        raise ValueError(f"{dtype!r} is not a dtype of numbers or texts")
+    # A copy, which may be written to.
+    return numpy.frombuffer(data, dtype=kind).reshape(shape).copy()
+
+
+#: The kinds of NumPy's arrays that hold no objects.
+_ARRAYS = "biufcSUMm"
+
 MAX_DEPTH = 32
 MAX_ELEMENTS = 10_000_000
 
@@ -383,12 +405,15 @@ def _check_plain(value: Any, name: str, depth: int, left: int) -> int:
     left -= 1
     if left < 0:
         raise SnapshotError(f"{name} has more than {MAX_ELEMENTS} elements")
-    if value is None or type(value) in (bool, int, float, str, bytes) or is_tensor(value):
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return left
+    if is_tensor(value) or is_array(value):
         return left
     if type(value) not in (list, tuple, dict):
         raise SnapshotError(
             f"{name} holds a {type(value).__qualname__}, but a state may only hold plain data:"
-            " None, bool, int, float, str, bytes, tensors, and lists, tuples and dicts of those"
+            " None, bool, int, float, str, bytes, tensors, arrays, and lists, tuples and dicts of"
+            " those"
         )
     if depth == 0:
         raise SnapshotError(f"{name} is nested more than {MAX_DEPTH} levels deep")
@@ -402,6 +427,13 @@ def is_tensor(value: object) -> bool:
     torch = sys.modules.get("torch")
     # Another thread may be in the middle of importing it.
     return torch is not None and type(value) is getattr(torch, "Tensor", None)
+
+
+def is_array(value: object) -> bool:
+    """Whether something is an array of NumPy's that holds no objects."""
+    numpy = sys.modules.get("numpy")
+    is_one = numpy is not None and type(value) is getattr(numpy, "ndarray", None)
+    return is_one and getattr(value, "dtype").kind in _ARRAYS  # noqa: B009 - it has one
 
 
 def _elements(value: Any) -> Any:

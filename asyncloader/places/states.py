@@ -44,7 +44,7 @@ from asyncloader.places.elastic import (
     regroup,
     united,
 )
-from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, decode
+from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, check_plain, decode
 from asyncloader.places.stream_place import PartFacts, stream_form
 from asyncloader.ranks import ranks_in_words
 from asyncloader.seeds import SeedGenerator, SeedStream, checked_seed, entropy
@@ -76,6 +76,7 @@ class LoaderStates:
         self._check_possible(role)
         if why_not and start is not None and start.position:
             raise SnapshotError(why_not)
+        self._check_kept({} if start is None else start.cursors)
         snapshot = Snapshot(
             seed=seeds.seed,
             epoch=seeds.epoch,
@@ -94,6 +95,15 @@ class LoaderStates:
             graph=self._pickled if include_datapipe else None,
         )
         return self._encoder.encode(snapshot)
+
+    def _check_kept(self, cursors: Cursors) -> None:
+        """Raise SnapshotError, naming the pipe, for a kept result that is no plain data."""
+        for cursor in cursors.values():
+            for pipe, number, result in cursor.get("kept", ()):
+                check_plain(
+                    result,
+                    f"the kept result of {stage_name(self._graph.pipes[pipe])} for item {number}",
+                )
 
     def read(self, state: Any, role: Role) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
         """Return what a state says, or the list of the states of all ranks of a run.
@@ -436,8 +446,8 @@ def _check_order(graph: Graph, own: Snapshot, role: Role) -> None:
 
 
 def _is_begun(moment: Sequence[Snapshot], own: Snapshot) -> bool:
-    """Whether any rank has yielded an item of the epoch."""
-    return any(snapshot.items for snapshot in moment) or own.ahead > 0
+    """Whether any rank has yielded an item of the epoch, or keeps the result of one."""
+    return any(each.items or each.cursors for each in moment) or own.ahead > 0
 
 
 def _has_same_counts(own: Snapshot, role: Role) -> bool:

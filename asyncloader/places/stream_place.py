@@ -37,6 +37,7 @@ from asyncloader.datapipes.settled import (
     Ledger,
     SettledRuns,
     contradictions,
+    kept_form,
     of_now,
     parts_form,
     reasons_form,
@@ -215,6 +216,7 @@ class SharesRecorded(State):
     shares: Annotated[list[Any], Of(_shares_form)]
     marks: Annotated[list[Any], Of(_marks_form)]
     left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
+    kept: Annotated[list[list[Any]], kept_form] | None = None
     deal: Annotated[list[Any], Of(_deal_form)] | None = None
 
     def check(self, pipe: PartFacts) -> Iterator[str]:
@@ -252,7 +254,7 @@ def cursor_of_shares(
     """
     shares, left_out = ledger.state()
     marks, deal = marks_at([frontier for frontier, *_ in shares])
-    return shares_recorded(shares, marks, left_out, deal)
+    return shares_recorded(shares, marks, left_out, deal, ledger.kept())
 
 
 def shares_recorded(
@@ -260,11 +262,13 @@ def shares_recorded(
     marks: Iterable[Mark],
     left_out: list[list[Any]],
     deal: DealStart | None,
+    kept: list[list[Any]],
 ) -> Cursor:
     """Return such a place as a cursor."""
     cursor = SharesRecorded(
         shares=list(map(list, shares)), marks=list(map(_plain_mark, marks)), left_out=left_out
     )
+    cursor.kept = kept or None
     if deal is not None:
         cursor.deal = [_plain_mark(deal.mark), list(deal.dealt)]
     return cursor.saved()

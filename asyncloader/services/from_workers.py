@@ -280,7 +280,10 @@ class RecordedPass(FromWorkersPass):
         self._begin_with([Settled() for _ in range(run.pipe.stream.workers)])
 
     def _begin_with(
-        self, shares: Sequence[Settled], left_out: Iterable[Sequence[Any]] = ()
+        self,
+        shares: Sequence[Settled],
+        left_out: Iterable[Sequence[Any]] = (),
+        kept: Iterable[Sequence[Any]] = (),
     ) -> None:
         pipe: FromWorkers = self.pipe
         self.ledger = Ledger(
@@ -289,6 +292,7 @@ class RecordedPass(FromWorkersPass):
             left_out,
             reader=pipe.part,
             is_needed=pipe.is_needed,
+            kept=kept,
         )
 
     def begin(self, listener: Callable[[], object]) -> WorkerStream:
@@ -329,6 +333,7 @@ class RecordedPass(FromWorkersPass):
             self._begin_with(
                 [Settled.of(tuple(share)) for share in cursor["shares"]],
                 cursor["left_out"],
+                cursor.get("kept", ()),
             )
             stream.resume_at(place_of_shares(cursor))
         return 0

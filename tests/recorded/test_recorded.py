@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -359,6 +360,122 @@ def test_where_only_the_order_is_lost_such_an_item_ends_no_run_but_its_state(mon
             next(items)
         with pytest.raises(SnapshotError, match="nothing has come of item 70 of thread_map"):
             loader.state_dict()
+
+
+# Kept results ---------------------------------------------------------------------------
+
+
+class Costly:
+    """A function whose calls are counted, and that answers differently each time."""
+
+    def __init__(self):
+        self.calls = Counter()
+
+    async def ask(self, item):
+        self.calls[item] += 1
+        await asyncio.sleep(0)
+        return [(item, at) for at in range(random.randrange(4))]
+
+    def plainly(self, item):
+        self.calls[item] += 1
+        return [(item, at) for at in range(random.randrange(4))]
+
+
+def a_line(graph, settings, steps):
+    """Return what comes in runs of so many items, each resumed from the state before."""
+    found, state = [], None
+    for count in (*steps, 10**6):
+        with DataLoader2(graph(), None, settings(), seed=1, acknowledge=True) as loader:
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            for _, item in zip(range(count), loader, strict=False):
+                found.append(item)
+            loader.ack(loader.unacknowledged)
+            state = loader.state_dict(include_datapipe=False)
+    return found, state
+
+
+KEEPING = {
+    "async_map": lambda costly, pipe: pipe.async_map(
+        costly.ask, concurrency=8, ordered=False, repeatable=False, keep_results=True
+    ),
+    "thread_map": lambda costly, pipe: pipe.thread_map(
+        costly.plainly, concurrency=3, repeatable=False, keep_results=True
+    ),
+    "map": lambda costly, pipe: pipe.map(costly.plainly, repeatable=False, keep_results=True),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", KEEPING)
+def test_nothing_that_was_finished_is_called_for_again_and_its_parts_come_once(name, workers):
+    costly = Costly()
+
+    def graph():
+        source = IterableWrapper(range(120)).shuffle().sharding_filter()
+        return KEEPING[name](costly, source).flatmap(same).shuffle(buffer_size=9).batch(4)
+
+    def service():
+        return MultiProcessingReadingService(workers) if workers else None
+
+    found, _ = a_line(graph, service, (3, 1, 6, 2, 11))
+    parts = [part for batch in found for part in batch]
+    assert len(set(parts)) == len(parts)
+    # Of each number all parts of one answer.
+    for number, ats in Counter(number for number, _ in parts).items():
+        assert {at for each, at in parts if each == number} == set(range(ats))
+    assert set(costly.calls) == set(range(120))
+    # Only what was in flight when a state was taken is called for again.
+    assert sum(costly.calls.values()) <= 120 + 5 * 24
+
+
+def test_what_was_delivered_and_not_acknowledged_is_not_called_for_again():
+    costly = Costly()
+
+    def graph():
+        return IterableWrapper(range(40)).map(costly.plainly, repeatable=False, keep_results=True)
+
+    with DataLoader2(graph(), acknowledge=True) as loader:
+        items = iter(loader)
+        first = [next(items) for _ in range(10)]
+        loader.ack(4)
+        state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+    with DataLoader2(graph(), acknowledge=True) as loader:
+        loader.load_state_dict(state)
+        rest = list(loader)
+    assert rest[:6] == first[4:]
+    assert set(costly.calls.values()) == {1}
+
+
+def test_kept_results_may_be_tensors_and_arrays_and_others_are_refused_by_name():
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    kept = {"a": torch.arange(3), "b": numpy.array([[1.5, 2]]), "c": (1, "two", None, b"3")}
+    answers = iter([kept, kept, object()])
+    graph = IterableWrapper(range(3)).map(
+        lambda _: next(answers), repeatable=False, keep_results=True
+    )
+    with DataLoader2(graph, acknowledge=True) as loader:
+        items = iter(loader)
+        next(items)
+        state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+        list(items)
+        with pytest.raises(SnapshotError, match=r"the kept result of map\(.* for item 2 holds a"):
+            loader.state_dict(include_datapipe=False)
+    with DataLoader2(graph) as loader:
+        loader.load_state_dict(state)
+        found = next(iter(loader))
+    assert found["c"] == kept["c"]
+    assert torch.equal(found["a"], kept["a"])
+    assert numpy.array_equal(found["b"], kept["b"])
+    found["b"][0, 0] = 7
+
+
+def test_results_are_kept_only_of_single_items_and_of_functions_that_do_not_repeat():
+    with pytest.raises(ValueError, match="keep_results=True goes with repeatable=False"):
+        IterableWrapper([1]).map(same, keep_results=True)
+    graph = IterableWrapper([1]).filter(is_even, repeatable=False).batch(2)
+    with pytest.raises(ValueError, match="map"):
+        DataLoader2(graph.map(same, repeatable=False, keep_results=True))
 
 
 SCRIPT = """

@@ -290,6 +290,11 @@ def is_repeatable(pipe: Any) -> bool:
     return getattr(pipe, "repeatable", True) is not False or not is_ours(pipe)
 
 
+def keeps_results(pipe: Any) -> bool:
+    """Whether a state has the results of a pipe's function that are not settled."""
+    return getattr(pipe, "keep_results", False) is True and is_ours(pipe)
+
+
 def is_without_order(pipe: Any) -> bool:
     """Whether a pipe yields items as they are ready, in an order that may differ each time."""
     return bool(pipe.has_no_order()) if can(pipe, "has_no_order") else False
