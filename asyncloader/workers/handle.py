@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, assert_never
 
 from asyncloader.errors import (
+    LoaderError,
     ResourceExhausted,
     SnapshotError,
     TransportError,
@@ -265,6 +266,9 @@ class WorkerHandle:
                     raise TransportError(f"a frame of kind {frame.kind} is not for the loader")
         except TransportError as error:
             self._on_closed(error)
+        except LoaderError as error:
+            # Nobody else would hear of it.
+            self._give_up(error, "contradicts what it had sent before")
         self.on_news()
 
     def _take_items(self, frame: Frame) -> None:

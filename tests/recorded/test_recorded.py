@@ -26,6 +26,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.refusals import Purpose, refusals
+from asyncloader.workers.inbox import ShareRecord
 from tests.processes.scripts import ROOT
 from tests.recorded.lines import settled_in
 
@@ -282,6 +283,17 @@ def seen(loader, before):
     while not loader.stats().left_out:
         time.sleep(0.01)
     return 2
+
+
+def test_a_worker_that_contradicts_itself_ends_the_epoch_at_once(monkeypatch):
+    def contradict(record, told):
+        raise LoaderError("item 1 was settled twice, which is an error of ours")
+
+    monkeypatch.setattr(ShareRecord, "hear", contradict)
+    graph = IterableWrapper(range(9)).sharding_filter().map(same, repeatable=False)
+    with in_workers(graph) as loader, pytest.raises(LoaderError, match="settled twice") as caught:
+        list(loader)
+    assert "it was killed" in "".join(caught.value.__notes__)
 
 
 def test_a_pipe_that_counts_all_items_is_refused_in_workers_by_name():
