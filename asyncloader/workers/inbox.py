@@ -191,7 +191,7 @@ class Inbox:
         if note.mark:
             self.latest_mark = Noted(self.arrived, note.mark)
         if note.told:
-            self.unrecorded = load_told(note.told)
+            self.unrecorded = str(load_told(note.told))
         self.arrived += frame.items
         self.frames.append(_Arrived(frame, self._decoder, self.latest_mark, cost, keys))
 
@@ -200,10 +200,12 @@ class Inbox:
         if self.record is not None and not self.record.is_counted and told:
             self._hear(self.record, told)
         elif told:
-            self.unrecorded = load_told(told)
+            self.unrecorded = str(load_told(told))
 
     def _hear(self, record: ShareRecord, told: bytes) -> list[Key]:
-        loaded: Told = load_told(told)
+        loaded = load_told(told)
+        if not isinstance(loaded, Told):
+            raise TransportError(f"a worker told of its items by a {type(loaded).__name__}")
         self.unrecorded = self.unrecorded or loaded.unrecorded
         return record.hear(loaded)
 

@@ -300,8 +300,8 @@ class Note(NamedTuple):
 
     #: A mark before the frame's items.
     mark: bytes = b""
-    #: What pipes without order have yielded since the frame before; or, where it is recorded what
-    #: becomes of each item, the numbers of the frame's items and what was left out since.
+    #: Where it is recorded what becomes of each item, what a worker has to tell of it (``Told``);
+    #: elsewhere the name of a pipe without order of which nothing is recorded, once.
     told: bytes = b""
 
     @classmethod
