@@ -84,7 +84,7 @@ ORDERED: dict[str, Callable[[], Any]] = {
 UNORDERED: dict[str, Callable[[], Any]] = {
     "async map": lambda: numbers().async_map(now_and_then_later, ordered=False, concurrency=8),
     "thread map": lambda: numbers().thread_map(as_it_is, ordered=False, concurrency=4),
-    "a user's pipe": lambda: Opaque(numbers().async_map(now_and_then_later, ordered=False)),
+    "prefetch": lambda: numbers().async_map(now_and_then_later, ordered=False).prefetch(5),
     "a shuffle": lambda: numbers().async_map(now_and_then_later, ordered=False).shuffle(),
 }
 IN_WORKERS: dict[str, tuple[Callable[[], Any], bool]] = {
