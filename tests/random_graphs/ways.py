@@ -12,6 +12,8 @@ about ``WAYS``, each of which runs the graph somehow and holds what comes out ag
     elsewhere the same, with another number of workers, or none
     kill      workers are killed and replaced
     changes   the number of workers changes while an epoch runs, as num_workers="auto" does
+    recorded  from some pipe on it is recorded what becomes of each item, and a line of states
+              gives each once
 """
 
 from __future__ import annotations
@@ -36,8 +38,11 @@ from asyncloader import (
     MultiProcessingReadingService,
     SequentialReadingService,
 )
+from asyncloader.datapipes import iter as it
 from asyncloader.errors import SnapshotError, WorkerStartupError
+from asyncloader.graph.recorded import hard_to_record, section
 from asyncloader.graph.refusals import branches_left_behind
+from asyncloader.graph.walk import Graph
 from tests.faults.deaths import signalled
 from tests.random_graphs.pieces import HELPERS, sources
 from tests.random_graphs.promise import NOTHING, SAME_ORDER, Promise, promise_of
@@ -581,6 +586,61 @@ def _read_async_with_changes(loader: DataLoader2[Any], changes: dict[int, int]) 
     return asyncio.run(epoch())
 
 
+def _recorded(case: Case, way: Way, luck: random.Random) -> None:
+    expected = case.expected(way)[0]
+    if _has_failed(expected):
+        raise Refused("its first epoch ends with an error")
+    place = luck.random()
+    items: list[Any] = []
+    state: Any = None
+    # Not to the end: a state from there is one of the next epoch.
+    for step in [*(luck.randint(0, len(expected) // 4) for _ in range(3)), MOST_ITEMS]:
+        graph, adapters, before = case.recipe.made()
+        graph = _let_record(graph, place)
+        service: Any = fresh_workers(way) or InProcessReadingService(way.ahead)
+        loader: DataLoader2[Any] = DataLoader2(
+            graph, adapters, SequentialReadingService(*before, service) if before else service
+        )
+        with loader:
+            if state is None:
+                loader.seed(SEED)
+            else:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            items += _read(iter(loader), step)
+            if _has_failed(items):
+                break
+            state = _state_of(loader)
+            if isinstance(state, Exception):
+                raise state
+            left_out = loader.stats().left_out.keys()
+    # What was left out for want of others depends on which those are.
+    is_whole = not left_out & {"drop_last", "length"} and not case.recipe.is_noisy
+    found, whole = Counter(sources(items)), Counter(sources(expected))
+    if _has_failed(items) or found - whole or (is_whole and found != whole):
+        raise Differs(
+            f"recorded: lost {_listed(whole - found)}, too many {_listed(found - whole)};"
+            f" it ends with {items[-1:]}"
+        )
+
+
+def _let_record(end: Any, place: float) -> Any:
+    """Say of some pipe of a graph that its function does not repeat, or of one behind it."""
+    graph = Graph(end)
+    able = [pipe for pipe in graph.pipes if type(pipe) in _ABLE]
+    able = [pipe for pipe in able if not hard_to_record(graph, section(graph, pipe))]
+    if not able:
+        return end.map(_as_it_is, repeatable=False)
+    able[int(place * len(able))].repeatable = False
+    return end
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+_ABLE = {it.Mapper, it.Filter, it.AsyncMapper, it.ThreadMapper}
+
+
 KINDS: dict[str, Callable[[Case, Way, random.Random], None]] = {
     "ledger": _ledger,
     "workers": _workers,
@@ -590,6 +650,7 @@ KINDS: dict[str, Callable[[Case, Way, random.Random], None]] = {
     "elsewhere": _elsewhere,
     "kill": _kill,
     "changes": _changes,
+    "recorded": _recorded,
 }
 
 
@@ -608,6 +669,6 @@ def some_ways(seed: int) -> list[Way]:
     kinds = ("ledger", "workers", "resume", "limits" if seed % 2 else "unseeded")
     here = [Way(kind, 0, AHEAD[seed % 3]) for kind in kinds]
     workers, ahead = 1 + seed % 3, AHEAD[seed // 3 % 3]
-    others = ("limits", "kill", "elsewhere", "kill", "changes", "unseeded", "unseeded")
+    others = ("limits", "kill", "elsewhere", "kill", "changes", "unseeded", "recorded")
     kinds = ("ledger", "workers", "resume", others[seed % 7])
     return [*here, *(Way(kind, workers, ahead) for kind in kinds)]
