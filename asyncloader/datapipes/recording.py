@@ -51,6 +51,7 @@ from asyncloader.datapipes.settled import (
     Telling,
     elements_of,
 )
+from asyncloader.errors import SnapshotError
 
 
 class NumberedItem(Envelope):
@@ -343,6 +344,12 @@ class ExpandingPass(StagePass):
                 del part
         finally:
             close_items(parts)
+        if at < max(known, default=-1):
+            raise SnapshotError(
+                f"the state does not fit the data: part {max(known)} of item {number} was settled,"
+                f" but {stage_name(self.pipe)} makes only {at + 1} parts of it now; its functions"
+                " have to repeat"
+            )
         if at < 0:
             ledger.leave_out(number, Reason.EMPTY)
         else:

@@ -556,6 +556,23 @@ def soon() -> Any:
     return ZOO["shuffled in each"]().async_map(samples.double_soon, ordered=False)
 
 
+def in_parts() -> Any:
+    source = IterableWrapper(range(60)).shuffle().sharding_filter()
+    parts = source.async_map(samples.double_soon, ordered=False).flatmap(samples.twice)
+    return parts.shuffle(buffer_size=5).batch(2)
+
+
+def two(_: Any) -> list[int]:
+    return [0, 0]
+
+
+def kept() -> Any:
+    source = IterableWrapper(range(60)).shuffle().sharding_filter().filter(samples.is_odd)
+    kept = source.map(samples.twice, repeatable=False, keep_results=True)
+    # A kept result is the user's data: a state may say what it likes of it.
+    return kept.flatmap(two).shuffle(buffer_size=9)
+
+
 def forked() -> Any:
     left, right = IterableWrapper(range(40)).shuffle().sharding_filter().fork(2)
     # As many of each, whatever the seed: a state of another seed is a right one too.
@@ -564,6 +581,8 @@ def forked() -> Any:
 
 IN_WORKERS = {
     **{name: Subject(name, make, two_workers, (1, 5, 12)) for name, make in ZOO.items()},
+    "in parts": Subject("in parts", in_parts, two_workers, (1, 9, 40)),
+    "kept": Subject("kept", kept, two_workers, (1, 9, 30)),
     "soon": Subject("soon", soon, two_workers, (1, 9, 50)),
     "forked": Subject("forked", forked, two_workers, (1, 5)),
     "as they come": Subject("as they come", ZOO["batches"], as_they_come, (1, 5, 12)),
