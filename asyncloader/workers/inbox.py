@@ -92,8 +92,11 @@ class ShareRecord:
             self._come.add_run(first, run)
             found.append(range(self._number_of(first), self._number_of(first + run), self._shares))
             self._next, items = first + run, items - run
-        self._arrived.extend(found)
         return found
+
+    def await_taking(self, numbers: Iterable[range]) -> None:
+        """Note the numbers of counted items that come without them."""
+        self._arrived.extend(numbers)
 
     def taken_before(self, position: int) -> Iterator[range]:
         """Yield the numbers of the counted items that were taken since the last call."""
@@ -186,7 +189,10 @@ class Inbox:
                 keys, note = self._hear(self.record, note.told), NO_NOTE
             else:
                 ranges = self.record.count(frame.items)
-                keys = list(chain.from_iterable(ranges)) if self.is_numbered else []
+                if self.is_numbered:
+                    keys = list(chain.from_iterable(ranges))
+                else:
+                    self.record.await_taking(ranges)
             note = note._replace(mark=b"")
         if note.mark:
             self.latest_mark = Noted(self.arrived, note.mark)

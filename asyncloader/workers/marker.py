@@ -123,7 +123,6 @@ class Marker:
                     " loader is made"
                 )
             return self._run.begin()
-        numbering.begins_at = self._from.position
         own = {numbering.number: Recorded.of(settled, []).saved()}
         self._run.tree.set_start(numbering, {**self._from.cursors, **own})
         return self._run.begin()
