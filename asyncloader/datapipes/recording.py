@@ -288,11 +288,8 @@ def joined(keys: Iterable[Key]) -> Key:
     return tuple(element for key in keys for element in elements_of(key))
 
 
-class Expanding(Stage):
-    """Runs an ``Expander`` on numbered items: each part has its item's number, and its own.
-
-    Not on items that were made of several: those will be put together in another way.
-    """
+class Around(Stage):
+    """A stage that runs another pipe on what is in the numbered items."""
 
     def __init__(self, pipe: Any) -> None:
         super().__init__(pipe.source)
@@ -301,6 +298,13 @@ class Expanding(Stage):
 
     def is_async(self) -> bool:
         return False
+
+
+class Expanding(Around):
+    """Runs an ``Expander`` on numbered items: each part has its item's number, and its own.
+
+    Not on items that were made of several: those will be put together in another way.
+    """
 
     def waits(self) -> bool:
         return waits(self.pipe)
@@ -364,16 +368,8 @@ class _Running:
         self.errors = 0
 
 
-class Within(Stage):
+class Within(Around):
     """Runs a one-to-one pipe on what is in the numbered items."""
-
-    def __init__(self, pipe: Any) -> None:
-        super().__init__(pipe.source)
-        self.pipe = pipe
-        self.edges = (pipe.source,)
-
-    def is_async(self) -> bool:
-        return False
 
     def new_pass(self, run: Run[Any]) -> WithinPass:
         return WithinPass(run)

@@ -138,15 +138,22 @@ class Marker:
 
         In a section it is after the items that are settled.
         """
+        numbered = None
         if self._settled is not None and self._pipes.tells:
-            return self._mark_of_section()
-        # Before that it is not known how many of those that are settled were read.
-        is_known = position == self.first or position < self._known_before
-        if is_known or perf_counter() < self._pace.not_before:
+            numbered = self._numbered()
+            if numbered is None:
+                return None
+        elif position == self.first or position < self._known_before:
+            # Until then it is not known how many of those that are settled were read.
+            return None
+        if perf_counter() < self._pace.not_before:
             return None
         begun = thread_time()
         cursors: Cursors = {}
-        self._run.put_cursors(cursors)
+        if numbered is None:
+            self._run.put_cursors(cursors)
+        else:
+            position, cursors = numbered.source_place()
         if self._pipes.dealt:
             self._note_dealt(cursors)
         states = self._states.changed()
@@ -156,20 +163,6 @@ class Marker:
             # the first draw, everything is made as before.
             return None
         return Mark(position, cursors, states)
-
-    def _mark_of_section(self) -> Mark | None:
-        numbered = self._numbered()
-        if numbered is None or perf_counter() < self._pace.not_before:
-            return None
-        begun = thread_time()
-        frontier, cursors = numbered.source_place()
-        if self._pipes.dealt:
-            self._note_dealt(cursors)
-        states = self._states.changed()
-        self._pace.made(begun)
-        if states is not None and self._pipes.makes_again:
-            return None
-        return Mark(frontier, cursors, states)
 
     def _note_dealt(self, cursors: Cursors) -> None:
         """Add how many of the dealt items are not needed to resume from here.

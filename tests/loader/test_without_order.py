@@ -29,6 +29,8 @@ from asyncloader import (
 from asyncloader.datapipes.running import cursor_history
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError, WorkerDied
+from asyncloader.graph import find_dps, traverse_dps
+from asyncloader.services.from_workers import FromWorkers
 from tests.samples import is_odd
 from tests.standing import standing
 from tests.steps import loader_from
@@ -258,6 +260,21 @@ BEHIND_WORKERS: dict[str, Any] = {
 def test_what_the_loader_holds_of_the_workers_items_is_not_lost(name, in_order):
     with marking(in_order=in_order) as service:
         assert_nothing_is_lost(BEHIND_WORKERS[name], random.Random(1), lambda: service)
+
+
+@pytest.mark.parametrize("behind", [lambda pipe: pipe, lambda pipe: pipe.shuffle(buffer_size=5)])
+def test_numbers_of_what_was_taken_as_it_was_ready_are_forgotten(behind):
+    pipe = it.IterableWrapper(range(3000)).sharding_filter().batch(3)
+    pipe = behind(pipe.pin_memory(pin_memory_fn=kept))
+    service = workers(in_order=False, worker_prefetch_cnt=1)
+    with loader_from(pipe, service) as loader:
+        items = iter(loader)
+        for _ in range(980):
+            next(items)
+        (outlet,) = find_dps(traverse_dps(loader._engine.lifecycle.adapted), FromWorkers)
+        # Of frames that were not opened, and of one that is open.
+        for inbox in outlet._begun._inboxes:
+            assert len(inbox.record._arrived) <= len(inbox.frames) + 1
 
 
 def drawn(number: int) -> tuple[int, float]:
