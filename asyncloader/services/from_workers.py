@@ -96,6 +96,8 @@ class FromWorkers(IterDataPipe[Any]):
         return True
 
     def new_pass(self, run: Run[Any]) -> FromWorkersPass:
+        if self.stream is None:
+            raise self.read_twice()
         return RecordedPass(run) if self.is_numbered else FromWorkersPass(run)
 
     def begin_epoch(self, stream: WorkerStream, seeds: dict[int | None, int]) -> None:

@@ -28,7 +28,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.running import cursor_history
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.errors import SnapshotError, WorkerDied
+from asyncloader.errors import LoaderError, SnapshotError, WorkerDied
 from asyncloader.graph import find_dps, traverse_dps
 from asyncloader.services.from_workers import FromWorkers
 from tests.samples import is_odd
@@ -295,6 +295,23 @@ def test_as_items_are_ready_workers_draw_what_they_would_have_drawn(end):
                 items += [item for _, item in zip(range(count), loader, strict=False)]
                 state = loader.state_dict(include_datapipe=False)
         assert sorted(items) == expected
+
+
+class Twice(InLoader):
+    """Reads its source twice."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+        yield from self.source
+
+
+def test_what_workers_send_only_once_is_named_where_it_is_read_twice():
+    for settings in ({}, {"on_worker_death": "restart"}):
+        with (
+            loader_from(Twice(in_workers(30)), workers(**settings)) as loader,
+            pytest.raises(LoaderError, match="reads the workers' items twice in one epoch"),
+        ):
+            list(loader)
 
 
 def dealt() -> Any:
