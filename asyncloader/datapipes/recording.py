@@ -44,8 +44,8 @@ from asyncloader.datapipes.running.traits import (
     waits,
 )
 from asyncloader.datapipes.settled import (
+    ItemPart,
     Ledger,
-    Part,
     Reason,
     Recorded,
     Telling,
@@ -321,7 +321,7 @@ class ExpandingPass(StagePass):
     errors: int = 0
 
     def __iter__(self) -> Iterator[Any]:
-        expander = _Running(self.pipe.pipe)
+        expander = _AtWork(self.pipe.pipe)
         items = self.source.begin()
         try:
             with self.pipe.pipe.expanding(expander) as parts_in:
@@ -343,7 +343,7 @@ class ExpandingPass(StagePass):
         try:
             for at, part in enumerate(parts, first):
                 if at not in known:
-                    yield NumberedItem((Part(number, at),), part, ledger)
+                    yield NumberedItem((ItemPart(number, at),), part, ledger)
                 # Keep no part alive while the next one is made.
                 del part
         finally:
@@ -360,7 +360,7 @@ class ExpandingPass(StagePass):
             ledger.end_parts(number, at + 1)
 
 
-class _Running:
+class _AtWork:
     """An expander at work, which counts its errors."""
 
     def __init__(self, pipe: Any) -> None:

@@ -153,7 +153,7 @@ def contradictions(settled: SettledRuns) -> Iterator[str]:
         yield "only numbers that are not settled have settled parts"
 
 
-class Part(NamedTuple):
+class ItemPart(NamedTuple):
     """One of the parts that were made of the item with a number."""
 
     number: int
@@ -161,7 +161,7 @@ class Part(NamedTuple):
 
 
 #: What is settled at once: the number of an item, or a part of it.
-Element = int | Part
+Element = int | ItemPart
 
 
 class Settled:
@@ -434,7 +434,7 @@ class Ledger:
                 shares[share].add(index)
             else:
                 index, share = divmod(element.number, len(shares))
-                shares[share].add(Part(index, element.at))
+                shares[share].add(ItemPart(index, element.at))
             if self._kept:
                 number = element if isinstance(element, int) else element.number
                 self._forget(number, index, share)

@@ -422,7 +422,7 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     division = _rank_division(graph, len(moment), role, _numbered(graph, part))
     block = _block_size(graph, division, before.workers)
     records = [
-        _record_of_rank(graph, part, each, Order(rank, len(moment), block))
+        _record_of_rank(graph, part, each, RankOrder(rank, len(moment), block))
         for rank, each in enumerate(moment)
     ]
     numbers = [order.number(record.settled.frontier) for order, record in records]
@@ -435,7 +435,7 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     above = _numbers_above(division)
     behind = records[numbers.index(frontier)][1].above
     own_above = {number: cursor for number, cursor in behind.items() if number in above}
-    own = Order(role.rank, role.ranks, _block_size(graph, division, role.workers))
+    own = RankOrder(role.rank, role.ranks, _block_size(graph, division, role.workers))
     # Each number is counted once, whoever has left it out.
     left_out = _sum_of([record.left_out for _, record in records]) if role.rank == 0 else []
     kept = [
@@ -454,8 +454,8 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
 
 
 def _record_of_rank(
-    graph: Graph, part: WorkerPart | None, one: Snapshot, order: Order
-) -> tuple[Order, WholeRecord]:
+    graph: Graph, part: WorkerPart | None, one: Snapshot, order: RankOrder
+) -> tuple[RankOrder, WholeRecord]:
     clash = "the states cannot be resumed by other ranks or workers"
     if not one.cursors:
         return order, WholeRecord(Settled(), [], [], {})
@@ -479,7 +479,7 @@ def _sum_of(tables: Iterable[Iterable[Sequence[Any]]]) -> list[list[Any]]:
     return [[reason, count] for reason, count in sorted(counts.items())]
 
 
-class Order(NamedTuple):
+class RankOrder(NamedTuple):
     """Which numbers of the whole are a rank's: ``block`` in a row, then as many of each other."""
 
     rank: int
@@ -489,7 +489,7 @@ class Order(NamedTuple):
     def number(self, index: int) -> int:
         """Return the number in the whole of an item of the rank's.
 
-        >>> [Order(1, 2, 3).number(index) for index in range(5)]
+        >>> [RankOrder(1, 2, 3).number(index) for index in range(5)]
         [3, 4, 5, 9, 10]
         """
         rounds, rest = divmod(index, self.block)
@@ -529,7 +529,7 @@ def numbers_in_whole(graph: Graph, numbers: tuple[int, ...], role: Role) -> tupl
         division = _rank_division(graph, role.ranks, role, _numbered(graph, part))
     except SnapshotError:
         return numbers
-    order = Order(role.rank, role.ranks, _block_size(graph, division, role.workers))
+    order = RankOrder(role.rank, role.ranks, _block_size(graph, division, role.workers))
     return tuple(map(order.number, numbers))
 
 

@@ -16,7 +16,14 @@ from typing import Any, NamedTuple, Protocol
 from asyncloader.datapipes.envelope import Key
 from asyncloader.datapipes.recording import NumberedItem
 from asyncloader.datapipes.running.cursor_history import newest, thinned
-from asyncloader.datapipes.settled import NOTHING_SETTLED, Ledger, Part, Settled, Told, elements_of
+from asyncloader.datapipes.settled import (
+    NOTHING_SETTLED,
+    ItemPart,
+    Ledger,
+    Settled,
+    Told,
+    elements_of,
+)
 from asyncloader.errors import TransportError
 from asyncloader.places.marks import FIRST, Mark, Noted, load_mark, load_told
 from asyncloader.places.stream_place import WorkerStart, start_after_arrived
@@ -127,7 +134,7 @@ class ShareRecord:
         return tuple(
             self._number_of(element)
             if isinstance(element, int)
-            else Part(self._number_of(element.number), element.at)
+            else ItemPart(self._number_of(element.number), element.at)
             for element in key
         )
 

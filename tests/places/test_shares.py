@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncloader.datapipes.settled import Settled
-from asyncloader.places.elastic import Order, joined_shares, shared
+from asyncloader.places.elastic import RankOrder, joined_shares, shared
 
 SOME = st.sets(st.integers(0, 60), max_size=50)
 
@@ -44,7 +44,7 @@ def test_each_number_is_of_one_rank_in_its_order(numbers, ranks, block):
     whole = settled(numbers)
     found: set[int] = set()
     for rank in range(ranks):
-        order = Order(rank, ranks, block)
+        order = RankOrder(rank, ranks, block)
         own = numbers_of(order.share_of(whole))
         assert {order.number(index) for index in own} == {
             number for number in numbers if order.own_index(number) is not None
