@@ -105,21 +105,28 @@ class DistributedReadingService(ReadingServiceInterface):
         _check_run()
         pipes = breadth_first(datapipe)
         _check_order(pipes)
-        group = await open_group(self.timeout)
-        self._meeting = self._meeting_of(group)
+        is_alone = world_size() == 1
+        if not is_alone:
+            # Before ranks meet: one that is refused later would be lost to those that still come.
+            datapipe = self._checked(datapipe)
+        self._meeting = self._meeting_of(await open_group(self.timeout))
         rank, size = self.rank()
         apply_sharding(datapipe, size, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        if group.size == 1:
+        if is_alone:
             return datapipe
-        check_graph(datapipe, Purpose.RANKS)
-        if size < group.size:
-            check_graph(datapipe, Purpose.SAME_ITEMS)
         if size > 1:
             _warn_of_repeats(pipes)
+        await self._equip(datapipe)
+        return datapipe
+
+    def _checked(self, datapipe: Any) -> Any:
+        """Return a graph that ends with a fullsync; ValueError for one that ranks cannot run."""
+        check_graph(datapipe, Purpose.RANKS)
+        if self.group is not None and self.group[1] < world_size():
+            check_graph(datapipe, Purpose.SAME_ITEMS)
         datapipe = FullSync(self.timeout)(datapipe)
         if self.uneven == "pad":
             check_graph(datapipe, Purpose.PADDED)
-        await self._equip(datapipe)
         return datapipe
 
     async def verify(self, facts: Facts) -> None:
