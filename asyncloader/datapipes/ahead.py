@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from asyncloader.datapipes.running.cursor_forms import Sieved, State
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import GRACE_SECONDS, telling
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
 from asyncloader.deadline import time_left
@@ -38,7 +38,7 @@ C = TypeVar("C")
 class RunningAhead(ABC):
     """A task that reads a source ahead, and the items that the consumer has not taken yet."""
 
-    def __init__(self, reads: Run[Any]) -> None:
+    def __init__(self, reads: Edge[Any]) -> None:
         loop = asyncio.get_running_loop()
         self.reads = reads
         self.has_ended = False
@@ -230,9 +230,9 @@ class AheadPass(Pass[T]):
     holds_calls = True
     runs_ahead = True
 
-    def __init__(self, run: Run[Any]) -> None:
-        super().__init__(run)
-        pipe = run.pipe
+    def __init__(self, edge: Edge[Any]) -> None:
+        super().__init__(edge)
+        pipe = edge.pipe
         self.yielded = 0
         self.errors = 0
         #: The calls that have begun and whose results were not taken.

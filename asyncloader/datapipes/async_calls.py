@@ -45,7 +45,7 @@ from asyncloader.datapipes.running.bridge import taken_at
 from asyncloader.datapipes.running.cursor_forms import State
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
-from asyncloader.datapipes.running.run import Pass, Run, RunTree
+from asyncloader.datapipes.running.run import Edge, Pass, RunTree
 from asyncloader.datapipes.running.run_place import Home, cancelled
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import (
@@ -257,8 +257,8 @@ class Keeper:
 def keeper_at(home: Home) -> Iterator[Keeper]:
     """Give a keeper for one pass."""
     keeper = Keeper()
-    run: Run[Keeper] = Run(keeper, RunTree())
-    begun = taken_at(home, run)
+    edge: Edge[Keeper] = Edge(keeper, RunTree())
+    begun = taken_at(home, edge)
     with contextlib.closing(begun):
         yield next(begun)
         keeper.end()
@@ -536,8 +536,8 @@ class AsyncMapper(IterDataPipe[T]):
     def is_async(self) -> bool:
         return True
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        return AsyncMapPass(run)
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
+        return AsyncMapPass(edge)
 
     @property
     def State(self) -> type[State] | None:  # type: ignore[override]
@@ -675,8 +675,8 @@ class BatchAsyncMapper(AsyncMapper[T]):
         count = super().__len__()
         return count if self.flattens else -(-count // self.batch_size)
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        return AsyncMapPass(run) if self.flattens else ListPass(run)
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
+        return AsyncMapPass(edge) if self.flattens else ListPass(edge)
 
     def yielded_at(self, state: Any) -> int:
         yielded = super().yielded_at(state)
@@ -686,8 +686,8 @@ class BatchAsyncMapper(AsyncMapper[T]):
 class ListPass(AsyncMapPass[Any]):
     """One pass over a BatchAsyncMapper that yields results in lists, of which one may be short."""
 
-    def __init__(self, run: Run[Any]) -> None:
-        super().__init__(run)
+    def __init__(self, edge: Edge[Any]) -> None:
+        super().__init__(edge)
         #: How many results to drop, because earlier lists already had them.
         self._unwanted = 0
 

@@ -23,7 +23,7 @@ from asyncloader.datapipes.running.bridge import from_loop
 from asyncloader.datapipes.running.cursor_forms import MOST, Of, State, whole
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Pass, Run, RunTree, Stride, tree_of
+from asyncloader.datapipes.running.run import Edge, Pass, RunTree, Stride, tree_of
 from asyncloader.datapipes.running.traits import (
     is_of_package,
     is_ours,
@@ -377,7 +377,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         except TypeError:
             return True
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
         """Return a pass that begins at the first item; built-in pipes that resume define this."""
         raise NotImplementedError
 
@@ -389,21 +389,21 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         return cls.new_pass is not IterDataPipe.new_pass and not iterates and not aiterates
 
     def __iter__(self) -> Iterator[T_co]:
-        run: Run[T_co] = Run(self, tree_of(self))
+        edge: Edge[T_co] = Edge(self, tree_of(self))
         makes_passes = type(self).new_pass is not IterDataPipe.new_pass
         if makes_passes and not (self.is_async() and self.waits()):
-            return run.iterated()
+            return edge.iterated()
         if self.is_async():
-            return from_loop(run)
+            return from_loop(edge)
         raise NotImplementedError(
             f"{type(self).__qualname__} must define __iter__ or __aiter__ to be iterated"
         )
 
     def __aiter__(self) -> AsyncIterator[T_co]:
-        run: Run[T_co] = Run(self, tree_of(self))
+        edge: Edge[T_co] = Edge(self, tree_of(self))
         if type(self).new_pass is not IterDataPipe.new_pass and self.is_async():
-            return aiter(run.new_pass())
-        return aiter(run.abegin())
+            return aiter(edge.new_pass())
+        return aiter(edge.abegin())
 
     def picks(self) -> bool:
         """Whether the pipe can make single items by position without making all before them."""
@@ -417,7 +417,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         """Whether ``iter_share`` makes the items of one share, and none of the others."""
         return False
 
-    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T_co]:
+    def iter_share(self, edge: Edge[Any], share: Stride, cursors: Cursors) -> Iterator[T_co]:
         """Iterate one share of the items, given earlier cursors; begins at once."""
         raise NotImplementedError
 

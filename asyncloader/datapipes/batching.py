@@ -30,7 +30,7 @@ from asyncloader.datapipes.lookups import items_under
 from asyncloader.datapipes.recording import Joining
 from asyncloader.datapipes.running.cursor_forms import MOST
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, close_items
-from asyncloader.datapipes.running.run import Pass, Run, Stride
+from asyncloader.datapipes.running.run import Edge, Pass, Stride
 from asyncloader.datapipes.running.run_place import cancelled, telling
 from asyncloader.datapipes.running.traits import can_share, is_ours, picks
 from asyncloader.datapipes.sources import iterable_source, keyed_source
@@ -184,8 +184,8 @@ class Batcher(IterDataPipe[list[T]]):
             raise TypeError(f"{self!r} closes batches after max_wait, so it has no length")
         return batch_count(len(self.source), self.batch_size, self.drop_last)
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        return TimedBatchPass(run) if self.goes_by_clock() else BatchPass(run)
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
+        return TimedBatchPass(edge) if self.goes_by_clock() else BatchPass(edge)
 
     def most_items(self) -> int:
         return -(-most_items(self.source) // self.batch_size)
@@ -196,9 +196,9 @@ class Batcher(IterDataPipe[list[T]]):
     def can_share(self) -> bool:
         return can_share(self.source) and not self.goes_by_clock()
 
-    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[Any]:
-        begun = BatchPass(run)
-        run.note(begun)
+    def iter_share(self, edge: Edge[Any], share: Stride, cursors: Cursors) -> Iterator[Any]:
+        begun = BatchPass(edge)
+        edge.note(begun)
         return begun.batches(begun.source.begin_share(share.of_batches(self.batch_size), cursors))
 
     def in_section(self) -> Any:

@@ -39,7 +39,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     whole,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import OutlastingPass
@@ -53,11 +53,11 @@ T_co = TypeVar("T_co", covariant=True)
 class UnevenPass(OutlastingPass[T]):
     """A pass that counts what it has taken of each source."""
 
-    sources: list[Run[Any]] = field(init=False, repr=False)
+    sources: list[Edge[Any]] = field(init=False, repr=False)
     taken: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sources = [self.run.of(source) for source in self.pipe.sources]
+        self.sources = [self.edge.of(source) for source in self.pipe.sources]
         self.taken = [0] * len(self.sources)
         # The sources' cursors when this pass began or resumed. A source that was not read since
         # may have none of its own.
@@ -93,7 +93,7 @@ class UnevenPass(OutlastingPass[T]):
 
 
 @contextlib.contextmanager
-def readers(sources: Iterable[Run[Any]]) -> Iterator[list[Iterator[Any]]]:
+def readers(sources: Iterable[Edge[Any]]) -> Iterator[list[Iterator[Any]]]:
     """Give an iterator for each source and close them all, also those not read to the end."""
     with contextlib.ExitStack() as stack:
         iterators = []
@@ -126,18 +126,18 @@ class Zipper(Together[tuple[Any, ...]]):
     def __len__(self) -> int:
         return min(map(len, self.sources))
 
-    def new_pass(self, run: Run[Any]) -> ZipPass:
-        return ZipPass(run, zip)
+    def new_pass(self, edge: Edge[Any]) -> ZipPass:
+        return ZipPass(edge, zip)
 
 
 @dataclass
 class SideBySide(Pass[T]):
     """A pass that takes the same number of items from every source."""
 
-    sources: list[Run[Any]] = field(init=False, repr=False)
+    sources: list[Edge[Any]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.sources = [self.run.of(source, self) for source in self.pipe.sources]
+        self.sources = [self.edge.of(source, self) for source in self.pipe.sources]
 
     def put_source_cursors(self, into: Cursors) -> None:
         for source in self.sources:
@@ -196,8 +196,8 @@ class ZipperLongest(Together[tuple[Any, ...]]):
     def __len__(self) -> int:
         return max(map(len, self.sources))
 
-    def new_pass(self, run: Run[Any]) -> ZipPass:
-        return ZipPass(run, partial(zip_longest, fillvalue=self.fill_value))
+    def new_pass(self, edge: Edge[Any]) -> ZipPass:
+        return ZipPass(edge, partial(zip_longest, fillvalue=self.fill_value))
 
 
 @functional_datapipe("mux")
@@ -215,8 +215,8 @@ class Multiplexer(Together[T]):
     def __len__(self) -> int:
         return min(map(len, self.sources)) * len(self.sources)
 
-    def new_pass(self, run: Run[Any]) -> MuxPass[T]:
-        return MuxPass(run)
+    def new_pass(self, edge: Edge[Any]) -> MuxPass[T]:
+        return MuxPass(edge)
 
 
 @dataclass
@@ -274,8 +274,8 @@ class MultiplexerLongest(Together[T]):
     def __len__(self) -> int:
         return sum(map(len, self.sources))
 
-    def new_pass(self, run: Run[Any]) -> MuxLongestPass[T]:
-        return MuxLongestPass(run)
+    def new_pass(self, edge: Edge[Any]) -> MuxLongestPass[T]:
+        return MuxLongestPass(edge)
 
 
 @dataclass
@@ -420,9 +420,9 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
         """The sources, in the order in which they were given."""
         return tuple(self.pipes_to_weights_dict)
 
-    def new_pass(self, run: Run[Any]) -> MixPass[T]:
+    def new_pass(self, edge: Edge[Any]) -> MixPass[T]:
         seed = self.next_seed() if self.seed is None else self.seed
-        return MixPass(run, state=Mixed(seed=seed))
+        return MixPass(edge, state=Mixed(seed=seed))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from asyncloader.datapipes.call import answer_of, calling, checked_key_of, is_as
 from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.running.cursor_forms import MOST, Seeding
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
-from asyncloader.datapipes.running.run import Pass, Run, Stride, tree_of
+from asyncloader.datapipes.running.run import Edge, Pass, Stride, tree_of
 from asyncloader.datapipes.sources import SequenceWrapper, iterable_source, keyed_source
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class IterToMapConverter(MapDataPipe[T]):
     def _load(self) -> dict[Any, T]:
         items: dict[Any, T] = {}
         with calling(self.key_value_fn or itself) as key_value:
-            source: Run[Any] = Run(self.source, tree_of(self.source))
+            source: Edge[Any] = Edge(self.source, tree_of(self.source))
             for item in source.begin():
                 key, value = self._checked(answer_of(self, key_value, item))
                 if checked_key_of(self, key) in items:
@@ -128,8 +128,8 @@ class MapToIterConverter(IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source if self.indices is None else self.indices)
 
-    def new_pass(self, run: Run[Any]) -> LookupPass[T]:
-        return LookupPass(run, self._keys())
+    def new_pass(self, edge: Edge[Any]) -> LookupPass[T]:
+        return LookupPass(edge, self._keys())
 
     def most_items(self) -> int:
         if not isinstance(self.source, SequenceWrapper):
@@ -142,8 +142,8 @@ class MapToIterConverter(IterDataPipe[T]):
     def can_share(self) -> bool:
         return True
 
-    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
-        begun: Any = run.new_pass()
+    def iter_share(self, edge: Edge[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
+        begun: Any = edge.new_pass()
         begun.resume_at(share.before, None, cursors)
         begun.positions = share.positions(len(begun.keys))
         return iter(begun)
@@ -191,7 +191,7 @@ class LookupPass(Pass[T]):
 
     def looked_up(self, source: Any, keys: Iterable[Any]) -> Iterator[T]:
         """Look up keys as they are needed: one by one, or as many as the reader takes together."""
-        if self.run.at_once == 1 or not answers_many(source):
+        if self.edge.at_once == 1 or not answers_many(source):
             return self._one_by_one(source, keys)
         return chain.from_iterable(self._together(source, iter(keys)))
 
@@ -202,7 +202,7 @@ class LookupPass(Pass[T]):
             yield item
 
     def _together(self, source: Any, keys: Iterator[Any]) -> Iterator[Iterator[T]]:
-        while some := list(islice(keys, self.run.at_once)):
+        while some := list(islice(keys, self.edge.at_once)):
             items = deque(items_under(source, some))
             self.yielded += len(items)
             # Taken out one by one: an item that its reader has dropped is not kept here.

@@ -16,7 +16,7 @@ from typing import Any
 from asyncloader.datapipes.base import DataPipe, is_pipe
 from asyncloader.datapipes.running.cursors import Cursors, cursors_of
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.traits import (
     attributes,
     draws,
@@ -213,7 +213,7 @@ def drawn_above(pipe: Any) -> Any | None:
     return next((each for each in above if is_without_order(each) or draws(each)), None)
 
 
-def part_of(source: Run[Any], cursors: Cursors) -> Cursors:
+def part_of(source: Edge[Any], cursors: Cursors) -> Cursors:
     """Return the cursors that one of several sources needs to resume.
 
     These are the cursors of the pipes it reads: a source that does not move returns its first
@@ -224,12 +224,12 @@ def part_of(source: Run[Any], cursors: Cursors) -> Cursors:
     return branches | cursors_of(pipes_from(source.pipe, to_splitters=True), cursors)
 
 
-def resume_one(source: Run[Any], position: int, cursors: Cursors) -> None:
+def resume_one(source: Edge[Any], position: int, cursors: Cursors) -> None:
     """Let the next pass of one of several sources begin after its first ``position`` items."""
     source.resume(position, part_of(source, cursors))
 
 
-def beginning(source: Run[Any]) -> Cursors:
+def beginning(source: Edge[Any]) -> Cursors:
     """Return the cursors with which a source begins, up to splitters.
 
     A splitter has other readers too and knows itself where to begin.

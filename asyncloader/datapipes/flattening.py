@@ -39,7 +39,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     row,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import CountedPass, Run
+from asyncloader.datapipes.running.run import CountedPass, Edge
 from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError, Tolerance
 
@@ -286,9 +286,9 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
             return sum(map(len, wrapped))
         raise TypeError(f"{self!r} cannot say how many items it has")
 
-    def new_pass(self, run: Run[Any]) -> ShuffledFlatMapPass[T]:
+    def new_pass(self, edge: Edge[Any]) -> ShuffledFlatMapPass[T]:
         state = Mixing(seed=self.next_seed() if self.shuffles else 0)
-        return ShuffledFlatMapPass(run, self.buffer_size if self.shuffles else 1, state=state)
+        return ShuffledFlatMapPass(edge, self.buffer_size if self.shuffles else 1, state=state)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from asyncloader.arguments import checked_seconds
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, groups_of
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import cancelled, telling
 from asyncloader.datapipes.running.traits import is_async_pipe
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
@@ -145,8 +145,8 @@ class FullSync(OneToOne, IterDataPipe[T]):
     def picks(self) -> bool:
         return False
 
-    def new_pass(self, run: Run[Any]) -> FullSyncPass[T]:
-        return FullSyncPass(run)
+    def new_pass(self, edge: Edge[Any]) -> FullSyncPass[T]:
+        return FullSyncPass(edge)
 
 
 class FullSyncPass(Pass[T]):
@@ -230,7 +230,7 @@ class FullSyncPass(Pass[T]):
 class AgreedAhead(Generic[T]):
     """The items read ahead of a consumer on the same loop; those all ranks have may be taken."""
 
-    def __init__(self, source: Run[T], meeting: Meeting, own_before: int = 0) -> None:
+    def __init__(self, source: Edge[T], meeting: Meeting, own_before: int = 0) -> None:
         loop = asyncio.get_running_loop()
         self.source = source
         self.meeting = meeting

@@ -30,7 +30,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     at_most,
 )
 from asyncloader.datapipes.running.cursors import Cursors
-from asyncloader.datapipes.running.run import CountedPass, Pass, Run
+from asyncloader.datapipes.running.run import CountedPass, Edge, Pass
 from asyncloader.datapipes.settled import Reason
 from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import iterable_source
@@ -99,8 +99,8 @@ class Grouper(IterDataPipe[Any]):
         self.group_key_fn = of_numbered(self.group_key_fn)
         return KeyedJoining(self) if self.keep_key else Joining(self)
 
-    def new_pass(self, run: Run[Any]) -> GroupPass:
-        return GroupPass(run)
+    def new_pass(self, edge: Edge[Any]) -> GroupPass:
+        return GroupPass(edge)
 
 
 class KeyedJoining(Joining):
@@ -260,7 +260,7 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Run[Any]) -> Iterator[list[T]]:
+    def results(self, source: Edge[Any]) -> Iterator[list[T]]:
         return source.begin()
 
     def _batches(self, items: Any) -> IterDataPipe[Any]:
@@ -351,8 +351,8 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
         self._leave_out = operator.methodcaller("leave_out", Reason.LENGTH)
         return Joining(self)
 
-    def new_pass(self, run: Run[Any]) -> BucketizePass[T]:
-        return BucketizePass(run)
+    def new_pass(self, edge: Edge[Any]) -> BucketizePass[T]:
+        return BucketizePass(edge)
 
     def lets_pass(self, length: Any) -> bool:
         """Whether an item of this length is kept; TypeError if the length is no number."""

@@ -26,7 +26,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     State,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 
@@ -130,8 +130,8 @@ class IterKeyZipper(Joiner):
     def waits(self) -> bool:
         return super().waits() or is_async(self.ref_key)
 
-    def new_pass(self, run: Run[Any]) -> IterJoinPass:
-        return IterJoinPass(run)
+    def new_pass(self, edge: Edge[Any]) -> IterJoinPass:
+        return IterJoinPass(edge)
 
 
 @dataclass
@@ -145,12 +145,12 @@ class IterJoinPass(Pass[Any]):
     dropped: int = 0
     #: The numbers and the items.
     waiting: dict[Any, tuple[int, Any]] = field(default_factory=dict, repr=False)
-    refs: Run[Any] = field(init=False, repr=False)
+    refs: Edge[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # It lags behind the other source only.
-        self._source = self.run.of(self.pipe.source)
-        self.refs = self.run.of(self.pipe.ref_datapipe, self)
+        self._source = self.edge.of(self.pipe.source)
+        self.refs = self.edge.of(self.pipe.ref_datapipe, self)
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
@@ -258,7 +258,7 @@ class MapKeyZipper(OneToOne, Joiner):
         self.merge = checked_merge(merge_fn)
         self.keep_key = keep_key
 
-    def results(self, source: Run[Any]) -> Iterator[Any]:
+    def results(self, source: Edge[Any]) -> Iterator[Any]:
         with calling(self.key_fn) as key_fn, calling(self.merge) as merge:
             for item in source.begin():
                 key = answer_of(self, key_fn, item)

@@ -2,7 +2,7 @@
 
 A data set that defines ``__getitems__``, as Hugging Face's do, answers a list of keys faster than
 one key after another. torch's DataLoader asks it once a batch, and so does a pipe that looks items
-up for a batch: its ``Run.at_once`` says how many items the batch takes. As torch has it, a data
+up for a batch: its ``Edge.at_once`` says how many items the batch takes. As torch has it, a data
 set whose ``__getitems__`` is None cannot; so a map pipe can say whether what it reads can.
 """
 

@@ -28,7 +28,7 @@ from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.patterns import Applier
 from asyncloader.datapipes.recording import on_numbered
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.tolerance import OnError, RecordedTolerance, checked_keeping
 
@@ -287,10 +287,10 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        return OneToOnePass(run)
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
+        return OneToOnePass(edge)
 
-    def results(self, source: Run[T]) -> Iterator[tuple[int, T]]:
+    def results(self, source: Edge[T]) -> Iterator[tuple[int, T]]:
         """Read the source and yield its items with their indices."""
         first = self.starting_index + source.first_position()
         yield from enumerate(source.begin(), first)
@@ -322,7 +322,7 @@ class LengthSetter(OneToOne, IterDataPipe[T]):
     def __len__(self) -> int:
         return self.length
 
-    def results(self, source: Run[Any]) -> Iterator[T]:
+    def results(self, source: Edge[Any]) -> Iterator[T]:
         return source.begin()
 
 
@@ -346,10 +346,10 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        return OneToOnePass(run)
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
+        return OneToOnePass(edge)
 
-    def results(self, source: Run[dict[Any, Any]]) -> Iterator[dict[Any, Any]]:
+    def results(self, source: Edge[dict[Any, Any]]) -> Iterator[dict[Any, Any]]:
         """Read the source and yield copies of its items with their indices."""
         first = source.first_position()
         for index, item in enumerate(source.begin(), first):
@@ -370,7 +370,7 @@ class Reshaper(OneToOne, IterDataPipe[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Run[Any]) -> Iterator[Any]:
+    def results(self, source: Edge[Any]) -> Iterator[Any]:
         complaints: set[str] = set()
         for item in source.begin():
             try:
@@ -615,7 +615,7 @@ class Rows2Columnar(OneToOne, IterDataPipe[dict[Any, list[Any]]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Run[Any]) -> Iterator[dict[Any, list[Any]]]:
+    def results(self, source: Edge[Any]) -> Iterator[dict[Any, list[Any]]]:
         for batch in source.begin():
             if not isinstance(batch, Iterable):
                 raise TypeError(f"{self!r} reads batches of rows, got {type(batch).__name__}")

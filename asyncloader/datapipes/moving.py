@@ -23,7 +23,7 @@ from asyncloader.datapipes.devices import Copy, Device, Event, open_device
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.naming import brief_name
-from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import ended_threads, present_waiter
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.runtime import start_thread
@@ -76,8 +76,8 @@ class DeviceMover(OneToOne, IterDataPipe[T]):
     def picks(self) -> bool:
         return False
 
-    def new_pass(self, run: Run[Any]) -> DevicePass:
-        return DevicePass(run)
+    def new_pass(self, edge: Edge[Any]) -> DevicePass:
+        return DevicePass(edge)
 
     def open_device(self, current: int | None) -> Device:
         """Return the device; ``current`` is the index of the GPU that is the consumer's."""
@@ -85,13 +85,13 @@ class DeviceMover(OneToOne, IterDataPipe[T]):
 
 
 class DevicePass(OneToOnePass):
-    """One pass over a DeviceMover, which yields items in flight where its run hands them over."""
+    """One pass over a DeviceMover, which yields items in flight where its edge hands them over."""
 
     _transfers: Transfers | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        device = self.pipe.open_device(self.run.current_device)
-        if self.run.current_device is None:
+        device = self.pipe.open_device(self.edge.current_device)
+        if self.edge.current_device is None:
             return self._moved(device)
         return self._in_flight(device)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import most_items
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.traits import is_ours, picks
 
 
@@ -23,13 +23,13 @@ class OneToOne:
 
     source: Any
 
-    def results(self, source: Run[Any]) -> Iterator[Any]:
+    def results(self, source: Edge[Any]) -> Iterator[Any]:
         """Read the source and yield one item for each of its items."""
         raise NotImplementedError
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
         """Return a pass that begins at the first item."""
-        return OneToOnePass(run)
+        return OneToOnePass(edge)
 
     def most_items(self) -> int:
         """Return a bound of how many items there are: as many as the source has."""
@@ -47,7 +47,7 @@ class OneToOnePass(Pass[Any]):
     follows_source = True
 
     def __iter__(self) -> Iterator[Any]:
-        self.source.at_once = self.run.at_once
+        self.source.at_once = self.edge.at_once
         items: Iterator[Any] = self.pipe.results(self.source)
         return items
 

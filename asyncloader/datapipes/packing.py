@@ -23,7 +23,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     list_of,
     row,
 )
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import SnapshotError
 
@@ -115,8 +115,8 @@ class SequencePacker(IterDataPipe[list[T]]):
     def waits(self) -> bool:
         return is_async(self.len_fn) or is_async(self.cut)
 
-    def new_pass(self, run: Run[Any]) -> PackPass[T]:
-        return PackPass(run)
+    def new_pass(self, edge: Edge[Any]) -> PackPass[T]:
+        return PackPass(edge)
 
     def may_begin_at(self, start: int) -> bool:
         """Whether the last piece of a sequence may begin at ``start``."""

@@ -28,7 +28,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     refuse,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import CountedPass, Pass, Run
+from asyncloader.datapipes.running.run import CountedPass, Edge, Pass
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 
@@ -123,9 +123,9 @@ class Applier(OneToOne, IterDataPipe[T]):
         """Return the function to call with each item."""
         raise NotImplementedError
 
-    def new_pass(self, run: Run[Any]) -> Pass[T]:
+    def new_pass(self, edge: Edge[Any]) -> Pass[T]:
         # With one result for each item no counts are needed; with skipped items they are.
-        return OneToOnePass(run) if self.tolerance.is_strict else SievePass(run)
+        return OneToOnePass(edge) if self.tolerance.is_strict else SievePass(edge)
 
     @property
     def State(self) -> type[Sieved] | None:  # type: ignore[override]
@@ -134,7 +134,7 @@ class Applier(OneToOne, IterDataPipe[T]):
     def picks(self) -> bool:
         return self.tolerance.is_strict and super().picks()
 
-    def results(self, source: Run[Any]) -> Iterator[T]:
+    def results(self, source: Edge[Any]) -> Iterator[T]:
         with calling(self.function(), self) as apply:
             for item in source.begin():
                 # The body of answer_of: a call for each item would be slower.
@@ -344,8 +344,8 @@ class Expander(IterDataPipe[T]):
             # What is made in place of an item's rest is made again only if the item fails again.
             yield lambda item, skip: after(parts_of(running, self.parts, item), skip)
 
-    def new_pass(self, run: Run[Any]) -> ExpansionPass[T]:
-        return ExpansionPass(run)
+    def new_pass(self, edge: Edge[Any]) -> ExpansionPass[T]:
+        return ExpansionPass(edge)
 
 
 @dataclass

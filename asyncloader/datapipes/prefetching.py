@@ -19,7 +19,7 @@ from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.devices import pinned_part, with_parts_changed
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.sources import iterable_source
 
 T = TypeVar("T")
@@ -137,8 +137,8 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
     def is_async(self) -> bool:
         return True
 
-    def new_pass(self, run: Run[Any]) -> PrefetchPass[T]:
-        return PrefetchPass(run)
+    def new_pass(self, edge: Edge[Any]) -> PrefetchPass[T]:
+        return PrefetchPass(edge)
 
     def picks(self) -> bool:
         return False
@@ -189,7 +189,7 @@ class PrefetchPass(Pass[T]):
 class ReadAhead(RunningAhead, Generic[T]):
     """The items read ahead of a consumer on the same loop."""
 
-    def __init__(self, source: Run[T], buffer_size: int, buffer_bytes: int | None = None) -> None:
+    def __init__(self, source: Edge[T], buffer_size: int, buffer_bytes: int | None = None) -> None:
         super().__init__(source)
         self.buffer_size = buffer_size
         self.buffer_bytes = buffer_bytes
@@ -274,7 +274,7 @@ class PinMemory(OneToOne, IterDataPipe[T]):
         # So that a loader runs it in a thread beside its consumer.
         return True
 
-    def results(self, source: Run[Any]) -> Iterator[T]:
+    def results(self, source: Edge[Any]) -> Iterator[T]:
         pin = self.pin_memory_fn or pinned
         if self.pin_memory_fn is None and not _has_accelerator():
             warnings.warn(

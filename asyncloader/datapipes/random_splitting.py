@@ -29,7 +29,7 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import CountedPass, Run, own_tree_of
+from asyncloader.datapipes.running.run import CountedPass, Edge, own_tree_of
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import IteratorInvalidated
 
@@ -185,13 +185,13 @@ class Share(IterDataPipe[T]):
         self.source.seed = _checked_seed(seed)
         return self
 
-    def new_pass(self, run: Run[Any]) -> SharePass[T]:
+    def new_pass(self, edge: Edge[Any]) -> SharePass[T]:
         if refusal := self.source.refusal():
             raise ValueError(". ".join(refusal))
         split = self.source
-        begun: SharePass[T] = SharePass(run, state=Shared(seed=split.seed))
+        begun: SharePass[T] = SharePass(edge, state=Shared(seed=split.seed))
         # This ends the pass before, of any share.
-        tree = run.tree if run.tree.has(split) else own_tree_of(split)
+        tree = edge.tree if edge.tree.has(split) else own_tree_of(split)
         before: SharePass[T] | None = tree.latest_pass(split)
         if before is not None:
             before.is_invalid = True

@@ -36,7 +36,7 @@ from asyncloader.datapipes.running.cursors import (
     number_of,
 )
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.traits import (
     is_async_pipe,
     is_ours,
@@ -98,8 +98,8 @@ class Stage(IterDataPipe[Any]):
     def is_async(self) -> bool:
         return is_async_pipe(self.source)
 
-    def new_pass(self, run: Run[Any]) -> StagePass:
-        return StagePass(run)
+    def new_pass(self, edge: Edge[Any]) -> StagePass:
+        return StagePass(edge)
 
     def made_of(self, item: Any) -> Any:
         """Return what is yielded for an item."""
@@ -167,8 +167,8 @@ class Numbering(Stage):
         # Its place is never saved with those of the pipes.
         self.tells, self.number = True, _IN_WORKER
 
-    def new_pass(self, run: Run[Any]) -> NumberingPass:
-        return NumberingPass(run)
+    def new_pass(self, edge: Edge[Any]) -> NumberingPass:
+        return NumberingPass(edge)
 
 
 @dataclass
@@ -190,7 +190,7 @@ class NumberingPass(StagePass):
         return 0
 
     def _begin(self) -> None:
-        tree, state = self.run.tree, self.state
+        tree, state = self.edge.tree, self.state
         settled = state.numbers()
         self.ledger = (
             Telling(settled, tree.tell)
@@ -239,8 +239,8 @@ class Settling(Stage):
         # The other end is not read from here.
         self.edges = (source,)
 
-    def new_pass(self, run: Run[Any]) -> SettlingPass:
-        return SettlingPass(run)
+    def new_pass(self, edge: Edge[Any]) -> SettlingPass:
+        return SettlingPass(edge)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -254,7 +254,7 @@ class SettlingPass(StagePass):
     """One pass over a ``Settling``: what was settled before, the ledger knows."""
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.run.tree.set_start(self.pipe.numbering, cursors)
+        self.edge.tree.set_start(self.pipe.numbering, cursors)
         return 0
 
 
@@ -309,8 +309,8 @@ class Expanding(Around):
     def waits(self) -> bool:
         return waits(self.pipe)
 
-    def new_pass(self, run: Run[Any]) -> ExpandingPass:
-        return ExpandingPass(run)
+    def new_pass(self, edge: Edge[Any]) -> ExpandingPass:
+        return ExpandingPass(edge)
 
 
 @dataclass
@@ -371,8 +371,8 @@ class _AtWork:
 class Within(Around):
     """Runs a one-to-one pipe on what is in the numbered items."""
 
-    def new_pass(self, run: Run[Any]) -> WithinPass:
-        return WithinPass(run)
+    def new_pass(self, edge: Edge[Any]) -> WithinPass:
+        return WithinPass(edge)
 
     def __len__(self) -> int:
         return len(self.pipe)
@@ -402,7 +402,7 @@ class WithinPass(StagePass):
 class _Opened:
     """A run of numbered items, for a pipe that reads what is in them."""
 
-    def __init__(self, source: Run[Any], waiting: deque[NumberedItem]) -> None:
+    def __init__(self, source: Edge[Any], waiting: deque[NumberedItem]) -> None:
         self._source = source
         self._waiting = waiting
         self.at_once = 1

@@ -28,7 +28,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     whole,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.running.run import CountedPass, Run, RunTree
+from asyncloader.datapipes.running.run import CountedPass, Edge, RunTree
 from asyncloader.datapipes.running.traits import draws, keeps_one_of_several
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import Branch, OutlastingPass
@@ -90,8 +90,8 @@ class Concater(IterDataPipe[T]):
     def __len__(self) -> int:
         return sum(map(len, self.sources))
 
-    def new_pass(self, run: Run[Any]) -> ConcatPass[T]:
-        return ConcatPass(run)
+    def new_pass(self, edge: Edge[Any]) -> ConcatPass[T]:
+        return ConcatPass(edge)
 
 
 @dataclass
@@ -101,12 +101,12 @@ class ConcatPass(OutlastingPass[T], CountedPass[T]):
     state: Concatenated = field(default_factory=Concatenated, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.sources = [self.run.of(source, self) for source in self.pipe.sources]
+        self.sources = [self.edge.of(source, self) for source in self.pipe.sources]
         # Such as the shares of one random_split, which all read its source.
-        self._seeds = RoundSeeds(self.run.tree, _read_again(self.pipe.sources))
+        self._seeds = RoundSeeds(self.edge.tree, _read_again(self.pipe.sources))
 
     @property
-    def source(self) -> Run[Any]:
+    def source(self) -> Edge[Any]:
         return self.sources[self.state.current]
 
     def fill(self) -> None:
@@ -192,8 +192,8 @@ class Cycler(IterDataPipe[T]):
             raise TypeError(f"{self!r} repeats without end, so it has no length")
         return told(self, self.count * len(self.source))
 
-    def new_pass(self, run: Run[Any]) -> CyclePass[T]:
-        return CyclePass(run)
+    def new_pass(self, edge: Edge[Any]) -> CyclePass[T]:
+        return CyclePass(edge)
 
 
 @dataclass
@@ -205,7 +205,7 @@ class CyclePass(CountedPass[T]):
     state: Cycled = field(default_factory=Cycled, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._seeds = RoundSeeds(self.run.tree, pipes_from(self.pipe.source))
+        self._seeds = RoundSeeds(self.edge.tree, pipes_from(self.pipe.source))
 
     def fill(self) -> None:
         super().fill()
@@ -340,8 +340,8 @@ class Repeater(IterDataPipe[T]):
     def __len__(self) -> int:
         return told(self, self.times * len(self.source))
 
-    def new_pass(self, run: Run[Any]) -> RepeatPass[T]:
-        return RepeatPass(run)
+    def new_pass(self, edge: Edge[Any]) -> RepeatPass[T]:
+        return RepeatPass(edge)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from asyncloader.datapipes.orders import Order
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.running.cursor_forms import Seeding
 from asyncloader.datapipes.running.cursors import Cursors, cursor_of
-from asyncloader.datapipes.running.run import Run, Stride
+from asyncloader.datapipes.running.run import Edge, Stride
 from asyncloader.datapipes.sources import keyed_source
 
 T = TypeVar("T")
@@ -50,14 +50,14 @@ class SampledItems(Seeded, IterDataPipe[T]):
         """Return the keys of the present epoch, in the order that a seed gives."""
         return iter(Order(self.sampler, seed, epoch=self.epoch, dataset=self.dataset))
 
-    def new_pass(self, run: Run[Any]) -> SampledPass[T]:
-        return SampledPass(run, self.sampler, state=Seeding(seed=self.next_seed()))
+    def new_pass(self, edge: Edge[Any]) -> SampledPass[T]:
+        return SampledPass(edge, self.sampler, state=Seeding(seed=self.next_seed()))
 
     def can_share(self) -> bool:
         return True
 
-    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
-        begun: Any = run.new_pass()
+    def iter_share(self, edge: Edge[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
+        begun: Any = edge.new_pass()
         begun.resume_at(share.before, cursor_of(self, cursors), cursors)
         begun.share = share
         return iter(begun)

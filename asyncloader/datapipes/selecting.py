@@ -22,7 +22,7 @@ from asyncloader.datapipes.patterns import SievePass
 from asyncloader.datapipes.recording import of_numbered
 from asyncloader.datapipes.running.cursor_forms import Sieved
 from asyncloader.datapipes.running.cursors import close_items
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.settled import Reason
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, RecordedVerdicts, Tolerance, stand_in
@@ -83,8 +83,8 @@ class Filter(IterDataPipe[T]):
         self._leave_out = operator.methodcaller("leave_out", Reason.FILTER)
         return self
 
-    def new_pass(self, run: Run[Any]) -> SievePass[T]:
-        return SievePass(run)
+    def new_pass(self, edge: Edge[Any]) -> SievePass[T]:
+        return SievePass(edge)
 
     def sifted(self, running: SievePass[T]) -> Iterator[T]:
         """Yield the items that pass."""
@@ -147,10 +147,10 @@ class Header(IterDataPipe[T]):
             return self.limit
         return length if self.limit is None else min(length, self.limit)
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        return OneToOnePass(run)
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
+        return OneToOnePass(edge)
 
-    def results(self, source: Run[T]) -> Iterator[T]:
+    def results(self, source: Edge[T]) -> Iterator[T]:
         """Yield the source's items up to the limit."""
         left = None if self.limit is None else max(0, self.limit - source.first_position())
         if left == 0:

@@ -25,7 +25,7 @@ from asyncloader.datapipes.base import (
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import Pass, Run, Stride
+from asyncloader.datapipes.running.run import Edge, Pass, Stride
 from asyncloader.datapipes.running.traits import can_share, picks
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source
@@ -127,8 +127,8 @@ class ShardingFilter(IterDataPipe[T]):
     def __len__(self) -> int:
         return len(range(self.instance_id, len(self.source), self.num_of_instances))
 
-    def new_pass(self, run: Run[Any]) -> ShardPass[T]:
-        return ShardPass(run, self.num_of_instances, self.instance_id)
+    def new_pass(self, edge: Edge[Any]) -> ShardPass[T]:
+        return ShardPass(edge, self.num_of_instances, self.instance_id)
 
 
 @dataclass
@@ -164,7 +164,7 @@ class ShardPass(Pass[T]):
         is_shared = self.count > 1 and can_share(self.source.pipe)
         if is_shared or self.count == 1:
             # Of items that are sifted the reader takes fewer than the source makes.
-            self.source.at_once = self.run.at_once
+            self.source.at_once = self.edge.at_once
         if not is_shared:
             return self._counting(None)
         items = self.source.begin_share(Stride(self.start, self.count), self._cursors)
@@ -235,7 +235,7 @@ class ShardingRoundRobinDispatcher(OneToOne, IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Run[Any]) -> Iterator[T]:
+    def results(self, source: Edge[Any]) -> Iterator[T]:
         return source.begin()
 
 

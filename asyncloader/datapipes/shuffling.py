@@ -44,7 +44,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     State,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items, cursor_of
-from asyncloader.datapipes.running.run import CountedPass, Pass, Run, Stride
+from asyncloader.datapipes.running.run import CountedPass, Edge, Pass, Stride
 from asyncloader.datapipes.running.traits import picks
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.errors import SnapshotError
@@ -207,10 +207,10 @@ class Shuffler(Shuffling, IterDataPipe[T]):
     def in_section(self) -> Shuffler[T]:
         return self
 
-    def new_pass(self, run: Run[Any]) -> ShufflePass[T]:
+    def new_pass(self, edge: Edge[Any]) -> ShufflePass[T]:
         if not self.shuffles:
-            return ShufflePass(run, buffer_size=0, state=Shuffled(seed=0))
-        return ShufflePass(run, self.buffer_size, state=Shuffled(seed=self.next_seed()))
+            return ShufflePass(edge, buffer_size=0, state=Shuffled(seed=0))
+        return ShufflePass(edge, self.buffer_size, state=Shuffled(seed=self.next_seed()))
 
 
 @dataclass
@@ -377,16 +377,16 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source if self.indices is None else self.indices)
 
-    def new_pass(self, run: Run[Any]) -> MapShufflePass[T]:
+    def new_pass(self, edge: Edge[Any]) -> MapShufflePass[T]:
         keys = range(len(self.source)) if self.indices is None else self.indices
         seed = self.next_seed() if self.shuffles else 0
-        return MapShufflePass(run, keys, shuffles=self.shuffles, state=Seeding(seed=seed))
+        return MapShufflePass(edge, keys, shuffles=self.shuffles, state=Seeding(seed=seed))
 
     def can_share(self) -> bool:
         return True
 
-    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
-        begun: Any = run.new_pass()
+    def iter_share(self, edge: Edge[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
+        begun: Any = edge.new_pass()
         begun.resume_at(share.before, cursor_of(self, cursors), cursors)
         begun.positions = share.positions(len(begun.keys))
         return iter(begun)
@@ -437,9 +437,9 @@ class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self, run: Run[Any]) -> InBatchPass[T]:
+    def new_pass(self, edge: Edge[Any]) -> InBatchPass[T]:
         seed = self.next_seed() if self.shuffles else 0
-        return InBatchPass(run, self.shuffles, state=BatchesShuffled(seed=seed))
+        return InBatchPass(edge, self.shuffles, state=BatchesShuffled(seed=seed))
 
 
 @dataclass

@@ -25,7 +25,7 @@ from asyncloader.datapipes.running.cursors import (
     dropped,
     picked,
 )
-from asyncloader.datapipes.running.run import Run, RunTree, Stride
+from asyncloader.datapipes.running.run import Edge, RunTree, Stride
 from asyncloader.errors import IteratorInvalidated
 from asyncloader.worker_info import Unaware, this_worker
 
@@ -113,7 +113,7 @@ class IterableWrapper(IterDataPipe[T]):
 
     def __iter__(self) -> Iterator[T]:
         if not isinstance(self.iterable, Iterable):
-            return from_loop(Run(self, RunTree()))
+            return from_loop(Edge(self, RunTree()))
         if self._must_not_ask():
             return _unaware_items(partial(self._items, self.iterable), self._unaware())
         return self._items(self.iterable)
@@ -195,7 +195,7 @@ class IterableWrapper(IterDataPipe[T]):
             type(self.iterable) is list and self.deepcopy
         )
 
-    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
+    def iter_share(self, edge: Edge[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         data: Any = self.iterable
         if share.width == 1:
             # Copy only the items of the share.
@@ -209,7 +209,7 @@ class IterableWrapper(IterDataPipe[T]):
             if self._must_not_ask():
                 return _unaware_aitems(partial(self._aitems, self.iterable), self._unaware())
             return self._aitems(self.iterable)
-        return from_thread(Run(self, RunTree()))
+        return from_thread(Edge(self, RunTree()))
 
 
 # Outside of the class, so that the time counts as the iterable's own: see ``watch.frames``.

@@ -34,7 +34,7 @@ from asyncloader.datapipes.running.cursors import (
     close_items,
     number_of,
 )
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.errors import IteratorInvalidated, SnapshotError
 
 T = TypeVar("T")
@@ -121,9 +121,9 @@ class SplitPass(Pass[T]):
 
     has_place = False
 
-    def __init__(self, run: Run[Any], before: SplitPass[T] | None = None) -> None:
-        super().__init__(run)
-        self.split = split = run.pipe
+    def __init__(self, edge: Edge[Any], before: SplitPass[T] | None = None) -> None:
+        super().__init__(edge)
+        self.split = split = edge.pipe
         #: Branches that have begun in earlier passes of the same epoch.
         self._begun_before = set() if before is None else before.begun()
         #: Branches of which it is known that they may begin a new pass.

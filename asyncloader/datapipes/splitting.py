@@ -29,7 +29,7 @@ from asyncloader.datapipes.edges import all_readers, edges_of, read_apart
 from asyncloader.datapipes.patterns import add_cursors
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, put_cursor
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Pass, Run, RunTree, own_tree_of
+from asyncloader.datapipes.running.run import Edge, Pass, RunTree, own_tree_of
 from asyncloader.datapipes.running.traits import reads_ahead
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source, keyed_source
@@ -61,8 +61,8 @@ class Branch(IterDataPipe[T]):
         """The function that the branch applies to each item before yielding it: a copy, or none."""
         return self.source.copied
 
-    def new_pass(self, run: Run[Any]) -> BranchPass[T]:
-        return BranchPass(run)
+    def new_pass(self, edge: Edge[Any]) -> BranchPass[T]:
+        return BranchPass(edge)
 
     def split_in(self, tree: RunTree) -> SplitPass[T] | None:
         """Return the latest shared pass of the branches, or None."""
@@ -92,17 +92,17 @@ class BranchPass(Pass[T]):
     def _joined(self, *, resumes: bool = False) -> SplitPass[T]:
         splitter = self.pipe.source
         # Branches used without a loader are iterated one by one, so the splitter keeps their tree.
-        tree = self.run.tree if self.run.tree.has(splitter) else own_tree_of(splitter)
+        tree = self.edge.tree if self.edge.tree.has(splitter) else own_tree_of(splitter)
         joined: SplitPass[T] = splitter.join(tree, self.pipe.index, resumes=resumes)
         return joined
 
     def cursor(self) -> Cursor:
-        split = self.pipe.split_in(self.run.tree)
+        split = self.pipe.split_in(self.edge.tree)
         cursor: Cursor = {} if split is None else split.cursor_of(self.pipe.index)
         return cursor
 
     def counts(self) -> tuple[int, int, bool, int]:
-        split = self.pipe.split_in(self.run.tree)
+        split = self.pipe.split_in(self.edge.tree)
         yielded = UNCOUNTED if split is None else split.yielded_by(self.pipe.index)
         return UNCOUNTED, yielded, False, 0
 
@@ -116,7 +116,7 @@ class OutlastingPass(Pass[T]):
 
     _ended_branches: Cursors = field(default_factory=dict, init=False, repr=False)
 
-    def note_end(self, source: Run[Any]) -> None:
+    def note_end(self, source: Edge[Any]) -> None:
         """Note that a source has ended; call it right after its last item."""
         self._ended_branches |= _branches_read_by(source)
 
@@ -128,7 +128,7 @@ class OutlastingPass(Pass[T]):
         add_cursors(self._ended_branches, into)
 
 
-def _branches_read_by(source: Run[Any]) -> Cursors:
+def _branches_read_by(source: Edge[Any]) -> Cursors:
     """Return the present cursors of the branches that a source reads."""
     into: Cursors = {}
     waiting = [source.pipe]
@@ -207,7 +207,7 @@ class Splitter(IterDataPipe[T]):
                         _check_nobody_is_late(self, split.begun(), index, tree)
                         split.may_begin_again.add(index)
                     split.invalidate()
-                split = SplitPass(Run(self, tree), split)
+                split = SplitPass(Edge(self, tree), split)
                 tree.note_pass(self, split)
                 split.join(index, resumes=resumes)
             return split

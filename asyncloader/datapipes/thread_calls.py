@@ -35,7 +35,7 @@ from asyncloader.datapipes.recording import on_numbered
 from asyncloader.datapipes.running.cursor_forms import State
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.naming import brief_name
-from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import (
     Home,
     Makers,
@@ -366,8 +366,8 @@ class ThreadMapper(IterDataPipe[T]):
     def has_no_order(self) -> bool:
         return not self.ordered
 
-    def new_pass(self, run: Run[Any]) -> ThreadMapPass[T]:
-        return ThreadMapPass(run)
+    def new_pass(self, edge: Edge[Any]) -> ThreadMapPass[T]:
+        return ThreadMapPass(edge)
 
     def new_crew(self, call: Callable[[Any], Any]) -> Crew:
         """Return the crew of one pass."""
@@ -405,8 +405,8 @@ class ThreadMapPass(AheadPass[T]):
     #: It also holds results that were not taken yet, so full does not mean busy.
     holds_calls = False
 
-    def __init__(self, run: Run[Any]) -> None:
-        super().__init__(run)
+    def __init__(self, edge: Edge[Any]) -> None:
+        super().__init__(edge)
         # The reader notes what it has read while the consumer asks for cursors.
         self._lock = threading.Lock()
 
@@ -415,7 +415,7 @@ class ThreadMapPass(AheadPass[T]):
             crew = self.pipe.new_crew(call)
             self.calls, self.room, self.pause_ahead = crew, crew.room, crew.set_paused
             try:
-                watching = self.run.tree.watching
+                watching = self.edge.tree.watching
                 with closing(crew), some_home(watching) as home, Makers(home) as makers:
                     reading = makers.start(self._read, crew, home)
                     yield from self._results(crew)

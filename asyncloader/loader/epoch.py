@@ -18,7 +18,7 @@ from asyncloader.datapipes.running.cursor_history import CursorHistory, newest, 
 from asyncloader.datapipes.running.cursors import Cursors, LastingError, close_items, put_cursor
 from asyncloader.datapipes.running.exchange import GROUP_SECONDS, Exchange, Waiter
 from asyncloader.datapipes.running.in_flight import HandedOver, current_device
-from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import Home, give_groups, run_at
 from asyncloader.datapipes.running.traits import hands_over, is_async_pipe
 from asyncloader.datapipes.running.watch.watching import (
@@ -245,20 +245,20 @@ class LoopEpoch(Epoch):
         finally:
             self._finish()
 
-    async def _run(self, run: Run[Any]) -> None:
-        self._watching.begin(run.tree, lambda: pipes_of(run.pipe))
-        if hands_over(run.pipe):
-            self._hand_over(run)
+    async def _run(self, edge: Edge[Any]) -> None:
+        self._watching.begin(edge.tree, lambda: pipes_of(edge.pipe))
+        if hands_over(edge.pipe):
+            self._hand_over(edge)
         try:
-            first = run.first_cursors()
-            begun = run.astarted() if is_async_pipe(run.pipe) else None
+            first = edge.first_cursors()
+            begun = edge.astarted() if is_async_pipe(edge.pipe) else None
             if isinstance(begun, FromWorkersPass):
                 self._items = WorkerItems(begun, self._loop, self._consumer, self._settled)
             else:
                 if begun is not None:
                     self._watching.main.begin_later(self._loop)
                 self._items = GraphItems(
-                    run, begun, first, self._home, self._consumer, self._settled
+                    edge, begun, first, self._home, self._consumer, self._settled
                 )
             # A thread may have woken the consumer before there was anything to look at.
             self._consumer.wake()
@@ -270,17 +270,17 @@ class LoopEpoch(Epoch):
                 if not self._home.is_empty():
                     with leaving_time(1):
                         await self._home.aclose()
-                run.tree.close_sources()
-                await self._lifecycle.end_epoch(run.tree)
+                edge.tree.close_sources()
+                await self._lifecycle.end_epoch(edge.tree)
 
     def _settled(self) -> int:
         """Return how many of the items that came since the beginning need not come again."""
         return self._buffer.settled - self._start.before
 
-    def _hand_over(self, run: Run[Any]) -> None:
+    def _hand_over(self, edge: Edge[Any]) -> None:
         """Let the consumer take items in flight, and hand each over in its own thread."""
         current = self._current_device
-        run.current_device = current_device() if current is None else current
+        edge.current_device = current_device() if current is None else current
         self._buffer.reader = HandedOver
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -343,8 +343,8 @@ class AsyncEpoch(LoopEpoch):
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         return self._loop is loop and not self.is_over
 
-    def _hand_over(self, run: Run[Any]) -> None:
-        super()._hand_over(run)
+    def _hand_over(self, edge: Edge[Any]) -> None:
+        super()._hand_over(edge)
         # Each item is worth a wake-up: the device may have nothing else to do.
         self._waiter.wait_for_one()
 
@@ -394,7 +394,7 @@ class GraphItems:
 
     def __init__(
         self,
-        run: Run[Any],
+        edge: Edge[Any],
         begun: AsyncIterable[Any] | None,
         first: Cursors,
         home: Home,
@@ -404,11 +404,11 @@ class GraphItems:
         self._begun = begun
         self._loop = home.loop
         # What is handed over runs ahead by itself.
-        may_give = None if run.current_device is None else run.has_room
+        may_give = None if edge.current_device is None else edge.has_room
         self._exchange: Exchange[Any] = Exchange(
-            consumer, run.put_own_cursors, first, may_give, settled
+            consumer, edge.put_own_cursors, first, may_give, settled
         )
-        self._giver = home.start_thread(run, self._exchange) if begun is None else None
+        self._giver = home.start_thread(edge, self._exchange) if begun is None else None
 
     @property
     def iterator(self) -> Any:

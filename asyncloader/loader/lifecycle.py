@@ -19,7 +19,7 @@ from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.recording import Numbering, NumberingPass
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.datapipes.running.traits import (
     hands_over,
     is_random,
@@ -111,7 +111,7 @@ class Lifecycle:
         return self._calls.checkpoint()
 
     def recorded(self, start: EpochStart) -> NumberingPass | RecordedPass | None:
-        """Return what numbers the items of the run that began with ``start``.
+        """Return what numbers the items of the edge that began with ``start``.
 
         None where it does not record what becomes of each, or has not begun to.
         """
@@ -175,8 +175,8 @@ class Lifecycle:
         is_between = self.is_started and not self._epoch_open and not self.is_closed
         return is_between and self._service.adjustable() is None
 
-    async def begin_epoch(self, start: EpochStart) -> Run[Any]:
-        """End the epoch before, begin one, and return the run of the graph to iterate."""
+    async def begin_epoch(self, start: EpochStart) -> Edge[Any]:
+        """End the epoch before, begin one, and return the edge to the graph's end."""
         if not self.is_ready():
             await self.start()
             await self.end_epoch()
@@ -207,7 +207,7 @@ class Lifecycle:
         """Return how the service's processes are doing."""
         return self._service.worker_stats()
 
-    def begin_epoch_here(self, start: EpochStart) -> Run[Any] | None:
+    def begin_epoch_here(self, start: EpochStart) -> Edge[Any] | None:
         """Begin an epoch in the present thread; None if that has to be done on a loop.
 
         To have a loop in another thread do nothing takes longer than to make a small batch.
@@ -315,7 +315,7 @@ class Lifecycle:
                 f"{self._service!r} could not be restored from its state: {error!r}"
             ) from error
 
-    async def _begin(self, start: EpochStart) -> Run[Any]:
+    async def _begin(self, start: EpochStart) -> Edge[Any]:
         seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         self.adopted_seed = seed_generator.adopted
@@ -344,10 +344,10 @@ class Lifecycle:
         cursors = start.cursors
         if start.position and (adjustable := self._service.adjustable()) is not None:
             cursors = adjustable.fitted(cursors)
-        run: Run[Any] = Run(prepared, tree)
+        edge: Edge[Any] = Edge(prepared, tree)
         if start.position or cursors:
-            run.resume(start.position, cursors)
-        return run
+            edge.resume(start.position, cursors)
+        return edge
 
     def _numbering_in(self, graph: Any) -> Any:
         """Return what numbers the items of a graph that is run, or None."""

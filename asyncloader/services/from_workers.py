@@ -21,7 +21,7 @@ from asyncloader.datapipes.running.cursors import (
     take_number_of,
 )
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import cancelled
 from asyncloader.datapipes.settled import Ledger, Settled
 from asyncloader.errors import LoaderError, SnapshotError
@@ -95,10 +95,10 @@ class FromWorkers(IterDataPipe[Any]):
     def is_async(self) -> bool:
         return True
 
-    def new_pass(self, run: Run[Any]) -> FromWorkersPass:
+    def new_pass(self, edge: Edge[Any]) -> FromWorkersPass:
         if self.stream is None:
             raise self.read_twice()
-        return RecordedPass(run) if self.is_numbered else FromWorkersPass(run)
+        return RecordedPass(edge) if self.is_numbered else FromWorkersPass(edge)
 
     def begin_epoch(self, stream: WorkerStream, seeds: dict[int | None, int]) -> None:
         """Yield the items of this stream in the next iteration.
@@ -137,8 +137,8 @@ class FromWorkersPass(Pass[Any]):
 
     runs_ahead = True
 
-    def __init__(self, run: Run[Any]) -> None:
-        super().__init__(run)
+    def __init__(self, edge: Edge[Any]) -> None:
+        super().__init__(edge)
         #: The stream, once items are taken from it.
         self._stream: WorkerStream | None = None
         self.taken = 0
@@ -166,7 +166,7 @@ class FromWorkersPass(Pass[Any]):
 
     def begin(self, listener: Callable[[], object]) -> WorkerStream:
         """Let the workers begin; the listener is called when something came from one."""
-        pipe: FromWorkers = self.run.pipe
+        pipe: FromWorkers = self.edge.pipe
         stream, pipe.stream = pipe.stream, None
         if stream is None:
             raise pipe.read_twice()
@@ -276,10 +276,10 @@ class RecordedPass(FromWorkersPass):
 
     has_place = False
 
-    def __init__(self, run: Run[Any]) -> None:
-        super().__init__(run)
-        self._recorded: WorkerStream = run.pipe.stream
-        self._begin_with([Settled() for _ in range(run.pipe.stream.workers)])
+    def __init__(self, edge: Edge[Any]) -> None:
+        super().__init__(edge)
+        self._recorded: WorkerStream = edge.pipe.stream
+        self._begin_with([Settled() for _ in range(edge.pipe.stream.workers)])
 
     def _begin_with(
         self,
@@ -289,7 +289,7 @@ class RecordedPass(FromWorkersPass):
     ) -> None:
         pipe: FromWorkers = self.pipe
         self.ledger = Ledger(
-            self.run.tree.settled_items,
+            self.edge.tree.settled_items,
             shares,
             left_out,
             reader=pipe.part,
@@ -357,8 +357,8 @@ class FedFromWorkers(IterDataPipe[Any]):
     def is_async(self) -> bool:
         return True
 
-    def new_pass(self, run: Run[Any]) -> FedPass:
-        return FedPass(run)
+    def new_pass(self, edge: Edge[Any]) -> FedPass:
+        return FedPass(edge)
 
     def begin_epoch(self, stream: FedStream, seeds: dict[int | None, int]) -> None:
         """Yield the items of this stream in the next iteration."""

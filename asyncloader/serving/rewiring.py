@@ -32,7 +32,7 @@ from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.running.cursors import aclose_items, close_items, take_number_of
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import ended_threads
 from asyncloader.datapipes.thread_calls import ThreadMapper
 from asyncloader.errors import LoaderError
@@ -95,10 +95,10 @@ class Results(IterDataPipe[FedItem | FedBatch]):
     def is_async(self) -> bool:
         return True
 
-    def new_pass(self, run: Run[Any]) -> RequestPass:
-        return RequestPass(run)
+    def new_pass(self, edge: Edge[Any]) -> RequestPass:
+        return RequestPass(edge)
 
-    async def made_of(self, source: Run[Any]) -> AsyncGenerator[FedItem | FedBatch, None]:
+    async def made_of(self, source: Edge[Any]) -> AsyncGenerator[FedItem | FedBatch, None]:
         """Yield what is to be answered."""
         loop = asyncio.get_running_loop()
         with self.being_read():
@@ -131,10 +131,10 @@ class RequestBatcher(IterDataPipe[Envelope]):
     def is_async(self) -> bool:
         return True
 
-    def new_pass(self, run: Run[Any]) -> RequestPass:
-        return RequestPass(run)
+    def new_pass(self, edge: Edge[Any]) -> RequestPass:
+        return RequestPass(edge)
 
-    async def made_of(self, source: Run[Any]) -> AsyncGenerator[Envelope, None]:
+    async def made_of(self, source: Edge[Any]) -> AsyncGenerator[Envelope, None]:
         """Yield the batches."""
         batches = timed_batches(sifted(source, self.pending), self.batch_size, self.max_wait)
         async with contextlib.aclosing(batches):
@@ -167,7 +167,7 @@ class RequestPass(Pass[Any]):
         return made
 
 
-async def sifted(source: Run[Any], pending: PendingRequests) -> AsyncGenerator[Envelope, None]:
+async def sifted(source: Edge[Any], pending: PendingRequests) -> AsyncGenerator[Envelope, None]:
     """Yield the envelopes to be worked on; settle those that failed or are unwanted."""
     envelopes = aiter(source.abegin())
     try:
@@ -193,7 +193,7 @@ class OneByOne(OneToOne, IterDataPipe[Envelope]):
         self.source_item = pipe.source = OneItem(stage_name(pipe))
         self._wants = wants
 
-    def results(self, source: Run[Any]) -> Iterator[Envelope]:
+    def results(self, source: Edge[Any]) -> Iterator[Envelope]:
         envelopes = source.begin()
         results = iter(self.pipe)
         try:

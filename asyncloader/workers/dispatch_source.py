@@ -15,7 +15,7 @@ from typing import Any
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.errors import LoaderError, TransportError
 from asyncloader.transport.channel import SupplyEnd, close_all
 from asyncloader.transport.codec import Decoder
@@ -163,8 +163,8 @@ class FromDispatcher(IterDataPipe[Any]):
         assert self.supply is not None
         self._items, self._taken = self.supply.items(epoch), taken
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        return DealtPass(run)
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
+        return DealtPass(edge)
 
     def new_supply(self, channel: SupplyEnd) -> Supply:
         """Return the worker's end of the channel on which the items arrive."""
@@ -268,8 +268,8 @@ class FromLoader(FromDispatcher):
     def __len__(self) -> int:
         raise TypeError(f"{self!r} has no length")
 
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        return LoaderFedPass(run)
+    def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
+        return LoaderFedPass(edge)
 
     def new_supply(self, channel: SupplyEnd) -> Supply:
         return FedSupply(channel)

@@ -100,7 +100,7 @@ class Dispatcher:
         self._turn = 0
         self._is_paused = False
         self._states = RandomStates()
-        self._tree = NOTHING.run.tree
+        self._tree = NOTHING.edge.tree
         self._marker = Marker(NOTHING, self._states)
         # How many items were dealt in this epoch, and how many the workers had before it resumed.
         self._dealt = 0
@@ -196,7 +196,7 @@ class Dispatcher:
             self._conversation.report(StartFailed(command.epoch, self._packed(error)))
 
     def _begin_dealing(self, part: PreparedPart, start: DealStart) -> None:
-        self._tree = part.run.tree
+        self._tree = part.edge.tree
         self._marker = Marker(part, self._states, start.mark)
         self._dealt = start.mark.position
         self._turn = self._dealt % len(self._targets)

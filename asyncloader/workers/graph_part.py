@@ -16,7 +16,7 @@ from asyncloader.datapipes.recording import Numbering
 from asyncloader.datapipes.replaying import keeps_positions, needs_replay
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.datapipes.running.traits import (
     is_ours,
     is_repeatable,
@@ -91,18 +91,18 @@ def _readings(pipes: Sequence[Any]) -> Iterator[tuple[FromDispatcher, Branches, 
 class PreparedPart(NamedTuple):
     """What an epoch iterates: a part's last pipe, or what a reset returned instead."""
 
-    run: Run[Any]
+    edge: Edge[Any]
     #: All pipes of the graph that ends there; none if a reset returned no pipe.
     pipes: PartPipes
 
     @property
     def end(self) -> Any:
         """The last pipe."""
-        return self.run.pipe
+        return self.edge.pipe
 
 
 #: An empty part.
-NOTHING = PreparedPart(Run((), RunTree()), PartPipes())
+NOTHING = PreparedPart(Edge((), RunTree()), PartPipes())
 
 
 class GraphPart:
@@ -142,7 +142,7 @@ class GraphPart:
 
 def _begun_anew(tree: RunTree, end: Any, pipes: PartPipes) -> PreparedPart:
     tree.add(pipes)
-    return PreparedPart(Run(end, tree), pipes)
+    return PreparedPart(Edge(end, tree), pipes)
 
 
 #: The pickle for no resets.

@@ -305,7 +305,7 @@ class Worker:
             with contextlib.suppress(Exception):
                 self._context.run(stream.drop)
         for part in ready:
-            self._context.run(part.run.tree.close_sources)
+            self._context.run(part.edge.tree.close_sources)
 
     def _made(self) -> list[int]:
         """Return how many items were made of each stream."""

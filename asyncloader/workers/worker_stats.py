@@ -98,7 +98,7 @@ class Account:
             self.main.begin()
         self._epoch, self._parts = epoch, parts
         self.main.restart()
-        self.watching.begin(parts[0].run.tree, self._pipes)
+        self.watching.begin(parts[0].edge.tree, self._pipes)
         self.due = monotonic() + _BETWEEN_REPORTS
 
     def tell(self) -> None:

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncloader.datapipes.running.cursors import Cursors, close_items, set_numbers
-from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.graph import breadth_first
 
 
-def placed(graph: Any) -> Run[Any]:
+def placed(graph: Any) -> Edge[Any]:
     """Return the run of a graph whose pipes know their places, in an epoch of its own."""
     pipes = breadth_first(graph)
     set_numbers(pipes)
-    return Run(graph, RunTree(pipes))
+    return Edge(graph, RunTree(pipes))
 
 
 def new_pass(pipe: Any) -> Any:
     """Return a pass over a pipe that begins at its first item."""
-    return Run(pipe, RunTree()).new_pass()
+    return Edge(pipe, RunTree()).new_pass()
 
 
 def place_of(pipe: Any, *names: str) -> list[Any]:

@@ -9,14 +9,14 @@ import pytest
 
 from asyncloader.datapipes.full_sync import MOST_ROOM, AgreedAhead, Meeting
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.errors import RankError
 from asyncloader.waiting import Stopped
 from tests.table import Table
 
 
-def run_of(source: Any) -> Run[Any]:
-    return Run(source, RunTree())
+def run_of(source: Any) -> Edge[Any]:
+    return Edge(source, RunTree())
 
 
 async def passed(meeting: Meeting, source: Any) -> list[Any]:

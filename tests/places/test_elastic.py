@@ -17,7 +17,7 @@ import pytest
 
 import asyncloader.datapipes.iter as it
 from asyncloader.datapipes.running.cursors import Cursors, dropped, number_of, set_numbers
-from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import apply_sharding
@@ -79,16 +79,16 @@ class Workers:
         return StreamPlace(tuple(starts), tuple(self._turns))
 
 
-def _run(graph: Any, worker: int, count: int) -> Run[Any]:
+def _run(graph: Any, worker: int, count: int) -> Edge[Any]:
     own = copy.deepcopy(graph)
     apply_sharding(own, count, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
-    return Run(own, RunTree(breadth_first(own)))
+    return Edge(own, RunTree(breadth_first(own)))
 
 
-def _begun(run: Run[Any], start: WorkerStart) -> Iterator[Any]:
+def _begun(edge: Edge[Any], start: WorkerStart) -> Iterator[Any]:
     if start.mark.position:
-        run.resume(start.mark.position, start.mark.cursors)
-    return dropped(run.begin(), start.unwanted)
+        edge.resume(start.mark.position, start.mark.cursors)
+    return dropped(edge.begin(), start.unwanted)
 
 
 def graph_of(name: str) -> Any:
@@ -146,9 +146,9 @@ def test_without_workers_the_pipes_begin_where_the_least_advanced_worker_was() -
         steps = luck.randrange(1, len(expected))
         cursors = cursor_after(graph, 3, steps, luck)
         fitted = refit(Graph(graph), cursors, taken_with=3, run_with=0)
-        run: Run[Any] = Run(copy.deepcopy(graph), RunTree())
-        run.resume(steps, fitted)
-        assert list(run.begin()) == expected[steps:]
+        edge: Edge[Any] = Edge(copy.deepcopy(graph), RunTree())
+        edge.resume(steps, fitted)
+        assert list(edge.begin()) == expected[steps:]
 
 
 def test_what_yields_other_items_for_another_number_is_refused_by_name() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncloader.datapipes.running.run import Run, RunTree
+from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.errors import PipelineError
 from asyncloader.graph.walk import pipes_of
 from asyncloader.places.random_states import RandomStates
@@ -72,7 +72,7 @@ class Bench:
         one_by_one: bool = False,
         sent: float = 0.0,
     ) -> Stream:
-        part = PreparedPart(Run(pipe, RunTree()), PartPipes(pipes_of(pipe)))
+        part = PreparedPart(Edge(pipe, RunTree()), PartPipes(pipes_of(pipe)))
         return Stream(
             self._conversation,
             self.watcher,

@@ -32,7 +32,7 @@ from asyncloader.datapipes.patterns import LaggingPass, closing_items
 from asyncloader.datapipes.running.cursor_forms import Counts
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import Makers, Making, present_waiter, some_home
 from asyncloader.datapipes.running.traits import is_dispatch, is_filter_of_shards, waits
 from asyncloader.datapipes.sources import iterable_source
@@ -177,8 +177,8 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
         """
         self.made_after = time.time_ns()
 
-    def new_pass(self, run: Run[Any]) -> DiskCachePass:
-        return DiskCachePass(run)
+    def new_pass(self, edge: Edge[Any]) -> DiskCachePass:
+        return DiskCachePass(edge)
 
 
 #: How many entries are made at a time where making them means waiting.
@@ -193,8 +193,8 @@ class DiskCachePass(LaggingPass[str]):
     again.
     """
 
-    def __init__(self, run: Run[Any]) -> None:
-        pipe: EndOnDiskCacheHolder = run.pipe
+    def __init__(self, edge: Edge[Any]) -> None:
+        pipe: EndOnDiskCacheHolder = edge.pipe
         self._recipe = recipe = Recipe(pipe)
         self._beginning = begun = recipe.beginning
         self._path_fn = begun.filepath_fn if pipe.same_filepath_fn else pipe.filepath_fn
@@ -211,7 +211,7 @@ class DiskCachePass(LaggingPass[str]):
         #: What recipes run in.
         self._scope: Callable[[], AbstractContextManager[None]] = nullcontext
         self._pause: Callable[[bool], None] = nothing_ahead
-        super().__init__(run)
+        super().__init__(edge)
 
     def reads(self) -> Any:
         return self._beginning.source
@@ -246,7 +246,7 @@ class DiskCachePass(LaggingPass[str]):
                 yield self._make(entry, item) if files is None else files
 
     def _ahead(self, items: Iterator[Any]) -> Iterator[list[str]]:
-        watching = self.run.tree.watching
+        watching = self.edge.tree.watching
         with some_home(watching) as home, keeper_at(home) as keeper, Makers(home) as makers:
             self._scope = functools.partial(keeping, keeper)
             making = MakingAhead(makers, self._count)
@@ -289,7 +289,7 @@ class DiskCachePass(LaggingPass[str]):
                 self._recipe.run_for(item) as source,
                 listening_for_omissions() as omission,
             ):
-                pairs = self.run.of(source).begin()
+                pairs = self.edge.of(source).begin()
                 try:
                     return entry.make(
                         map(self._pair, pairs), omission, after_death=lock.after_death

@@ -16,7 +16,7 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_dat
 from asyncloader.datapipes.patterns import add_cursors, closing_items
 from asyncloader.datapipes.prefetching import weight_of
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
-from asyncloader.datapipes.running.run import Pass, Run
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 T = TypeVar("T")
@@ -50,8 +50,8 @@ class InMemoryCacheHolder(IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source) if self.kept is None else self.kept.count
 
-    def new_pass(self, run: Run[Any]) -> MemoryCachePass[T]:
-        return MemoryCachePass(run)
+    def new_pass(self, edge: Edge[Any]) -> MemoryCachePass[T]:
+        return MemoryCachePass(edge)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "kept": None}
@@ -60,7 +60,7 @@ class InMemoryCacheHolder(IterDataPipe[T]):
 class Kept(Generic[T]):
     """The last of a source's items, as many as there is room for."""
 
-    def __init__(self, source: Run[T], limit: int | None) -> None:
+    def __init__(self, source: Edge[T], limit: int | None) -> None:
         self.limit = limit
         self.items: deque[T] = deque()
         #: How many items came, with those that are kept no longer.

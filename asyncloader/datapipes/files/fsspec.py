@@ -32,7 +32,7 @@ from asyncloader.datapipes.files.streams import OpenedText, PathName, pair_in, p
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Expander, after
 from asyncloader.datapipes.running.bridge import loop_calls
-from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source
 
 
@@ -125,7 +125,7 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Run[Any]) -> Iterator[tuple[str, Any]]:
+    def results(self, source: Edge[Any]) -> Iterator[tuple[str, Any]]:
         for url in source.begin():
             name = path_in(url, self)
             # In no variable here, so that the file closes when its reader drops it.
@@ -186,7 +186,7 @@ class FSSpecSaver(OneToOne, IterDataPipe[str]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Run[Any]) -> Iterator[str]:
+    def results(self, source: Edge[Any]) -> Iterator[str]:
         systems = FileSystems(self.kwargs_for_connection)
         with contextlib.closing(systems), calling(self._path_of) as path_of:
             for item in source.begin():

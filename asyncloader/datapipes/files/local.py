@@ -42,7 +42,7 @@ from asyncloader.datapipes.files.streams import (
 )
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Applier, Expander
-from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError
 
@@ -238,7 +238,7 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
     def __len__(self) -> int:
         return said_length(self, self.length)
 
-    def results(self, source: Run[Any]) -> Iterator[tuple[str, OpenedBytes | OpenedText]]:
+    def results(self, source: Edge[Any]) -> Iterator[tuple[str, OpenedBytes | OpenedText]]:
         for path in source.begin():
             name = path_in(path, self)
             # In no variable here, so that the file closes when its reader drops it.
@@ -422,7 +422,7 @@ class Saver(OneToOne, IterDataPipe[str]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Run[Any]) -> Iterator[str]:
+    def results(self, source: Edge[Any]) -> Iterator[str]:
         with calling(self._path_of) as path_of:
             for item in source.begin():
                 name, data = pair_in(item, "(path, data)", self)

@@ -29,7 +29,7 @@ from asyncloader.datapipes.files.streams import (
 from asyncloader.datapipes.files.unpacking import checked_limit
 from asyncloader.datapipes.patterns import Expander, LaggingPass, after
 from asyncloader.datapipes.running.cursor_forms import Counts
-from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.errors import ResourceExhausted
@@ -311,8 +311,8 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
     def waits(self) -> bool:
         return is_async(self.joiner)
 
-    def new_pass(self, run: Run[Any]) -> ParagraphPass:
-        return ParagraphPass(run)
+    def new_pass(self, edge: Edge[Any]) -> ParagraphPass:
+        return ParagraphPass(edge)
 
 
 @dataclass

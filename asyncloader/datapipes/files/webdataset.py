@@ -15,7 +15,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.files.streams import pair_in, path_in
 from asyncloader.datapipes.patterns import Expander, LaggingPass, after
 from asyncloader.datapipes.running.cursor_forms import Counts
-from asyncloader.datapipes.running.run import Run
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source
 
 
@@ -39,8 +39,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]]) -> None:
         self.source = iterable_source(source_datapipe)
 
-    def new_pass(self, run: Run[Any]) -> SamplePass:
-        return SamplePass(run)
+    def new_pass(self, edge: Edge[Any]) -> SamplePass:
+        return SamplePass(edge)
 
 
 @dataclass

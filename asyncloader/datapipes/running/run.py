@@ -5,10 +5,10 @@ things that do:
 
     RunTree   one epoch of a graph in one process: the latest pass of each pipe, and what
               is kept from one pass to the next
-    Run       one reader's use of a pipe in an epoch: where the next pass begins, and the
+    Edge      one reader's use of a pipe in an epoch: where the next pass begins, and the
               pipe's cursors at the reader's position
-    Pass      one iteration of a pipe, from its first item or from where its run resumes. It
-              reads the pipe's sources through runs of its own, so that runs and passes form
+    Pass      one iteration of a pipe, from its first item or from where its edge resumes. It
+              reads the pipe's sources through edges of its own, so that edges and passes form
               a tree parallel to the graph
 
 A pipe that is iterated alone, as by ``list(pipe)``, gets a tree of its own.
@@ -192,7 +192,7 @@ def own_tree_of(pipe: Any) -> RunTree:
 _NONE_CAME = Count()
 
 
-class Run(Generic[T]):
+class Edge(Generic[T]):
     """One reader's use of a pipe in an epoch. Each ``begin`` is a pass over the pipe."""
 
     def __init__(self, pipe: Any, tree: RunTree, reader: Pass[Any] | None = None) -> None:
@@ -222,9 +222,9 @@ class Run(Generic[T]):
         self._pass: Pass[T] | None = None
         self._own_state: OwnState | None = None
 
-    def of(self, source: Any, reader: Pass[Any] | None = None) -> Run[Any]:
-        """Return a run of another pipe in the same tree, which that pass reads."""
-        return Run(source, self.tree, reader)
+    def of(self, source: Any, reader: Pass[Any] | None = None) -> Edge[Any]:
+        """Return an edge to another pipe in the same tree, which that pass reads."""
+        return Edge(source, self.tree, reader)
 
     # Where it begins --------------------------------------------------------------------
 
@@ -528,21 +528,21 @@ class Pass(Generic[T_co]):
     #: Whether what it takes and yields is counted for it; see ``CountedPass``.
     counts_edges: ClassVar[bool] = False
 
-    run: Run[Any] = field(repr=False)
+    edge: Edge[Any] = field(repr=False)
     state: Any = field(default=None, kw_only=True)
     # No cached_property: that would make all fields slower to read and write.
-    _source: Run[Any] | None = field(default=None, init=False, repr=False)
+    _source: Edge[Any] | None = field(default=None, init=False, repr=False)
 
     @property
     def pipe(self) -> Any:
         """The pipe that this iterates."""
-        return self.run.pipe
+        return self.edge.pipe
 
     @property
-    def source(self) -> Run[Any]:
-        """The run of what the pipe reads."""
+    def source(self) -> Edge[Any]:
+        """The edge to what the pipe reads."""
         if self._source is None:
-            self._source = self.run.of(self.reads(), self)
+            self._source = self.edge.of(self.reads(), self)
         return self._source
 
     def reads(self) -> Any:
@@ -573,7 +573,7 @@ class Pass(Generic[T_co]):
 
         Otherwise it is where it began, and its state says so.
         """
-        return self.run.has_moved() or self.source.has_moved()
+        return self.edge.has_moved() or self.source.has_moved()
 
     def fill(self) -> None:
         """Write into the state what it does not say yet; it is saved next.
@@ -597,7 +597,7 @@ class Pass(Generic[T_co]):
         """Add the cursors of the pipes that the pass reads, if it has begun to."""
         self.put_place(self.source, into)
 
-    def put_place(self, source: Run[Any], into: Cursors) -> None:
+    def put_place(self, source: Edge[Any], into: Cursors) -> None:
         """Add the cursors of a source, from before the first item that a resumed pass needs."""
         if self.lags():
             into.update(source.place(self.needs()))
@@ -659,11 +659,11 @@ class CountedPass(Pass[T_co]):
     @property
     def yielded(self) -> int:
         """How many items were yielded."""
-        return self.run.made()
+        return self.edge.made()
 
     def fill(self) -> None:
         state = self.state
-        state.taken, state.yielded = self.source.count(), self.run.made()
+        state.taken, state.yielded = self.source.count(), self.edge.made()
 
 
 _COUNTS = ("taken", "yielded")
@@ -681,12 +681,12 @@ class OwnState:
         self._position = 0
 
     @classmethod
-    def of(cls, run: Run[Any], start: tuple[int, Cursors] | list[int] | None) -> OwnState:
-        """Return a new pass that begins where the run's reader wants it."""
+    def of(cls, edge: Edge[Any], start: tuple[int, Cursors] | list[int] | None) -> OwnState:
+        """Return a new pass that begins where the edge's reader wants it."""
         position, cursors = start if isinstance(start, tuple) else (0, {})
-        state = cls(run.pipe, cursor_of(run.pipe, cursors))
+        state = cls(edge.pipe, cursor_of(edge.pipe, cursors))
         state._position = position
-        run.keep_own_state(state)
+        edge.keep_own_state(state)
         return state
 
     def items(self) -> Iterator[Any]:

@@ -339,7 +339,7 @@ async def give_groups(
 ) -> None:
     """Give all of an async iterable's items from the present task.
 
-    ``elsewhere`` is the run whose items these are, if other processes make them: then asking for
+    ``elsewhere`` is the edge whose items these are, if other processes make them: then asking for
     the next one may be delayed, as it is made anyway.
     """
     waiter = LoopWaiter(loop)

@@ -104,7 +104,7 @@ def test_items_that_take_long_are_each_followed_by_a_look_at_the_clock(monkeypat
 
 
 def read_by_a_shuffle(source):
-    """Return a run of a source that is read by a pass that lags."""
+    """Return an edge to a source that is read by a pass that lags."""
     return new_pass(source.shuffle(buffer_size=3)).source
 
 
