@@ -30,6 +30,9 @@ from asyncloader.worker_info import WorkerInfo, get_worker_info
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+    from asyncloader.datapipes.pipe import Pipe
+    from asyncloader.datapipes.running.cursor_forms import State
+    from asyncloader.datapipes.running.run import Edge
     from asyncloader.loader.dataloader2 import DataLoader2
     from asyncloader.loader.iterators import DataLoader2Iterator
     from asyncloader.loader.stage_stats import StageStats
@@ -53,6 +56,7 @@ __all__ = [
     "DataLoader2",
     "DataLoader2Iterator",
     "DistributedReadingService",
+    "Edge",
     "Feed",
     "FeedStats",
     "ForkedError",
@@ -69,6 +73,7 @@ __all__ = [
     "Metric",
     "MultiProcessingReadingService",
     "Overloaded",
+    "Pipe",
     "PipelineError",
     "RankError",
     "RankTimeout",
@@ -79,6 +84,7 @@ __all__ = [
     "SequentialReadingService",
     "SnapshotError",
     "StageStats",
+    "State",
     "TooManyErrors",
     "TransportError",
     "WorkerDied",
@@ -97,6 +103,7 @@ _HOMES = {
     "DataLoader2": "loader.dataloader2",
     "DataLoader2Iterator": "loader.iterators",
     "DistributedReadingService": "services.distributed",
+    "Edge": "datapipes.running.run",
     "Feed": "serving.feed",
     "FeedStats": "serving.requests",
     "InProcessReadingService": "services.in_process",
@@ -106,10 +113,12 @@ _HOMES = {
     "MapDataPipe": "datapipes.map",
     "Metric": "loader.stats",
     "MultiProcessingReadingService": "services.multi_processing",
+    "Pipe": "datapipes.iter",
     "RayReadingService": "services.ray",
     "ReadingServiceInterface": "services.base",
     "SequentialReadingService": "services.sequential",
     "StageStats": "loader.stage_stats",
+    "State": "datapipes.running.cursor_forms",
     "WorkerStats": "workers.worker_stats",
     "functional_datapipe": "datapipes.iter",
 }

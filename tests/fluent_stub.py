@@ -368,7 +368,7 @@ def _item_of(pipe_class: type, base: type) -> str:
     written = {ast.unparse(each).partition("[")[0]: _argument_of(each) for each in definition.bases}
     parent = next(each for each in pipe_class.__bases__ if issubclass(each, base))
     item = written[parent.__name__] or "Any"
-    return item if parent is base else re.sub(r"\bT\b", item, _item_of(parent, base))
+    return item if parent is base else re.sub(r"\bT(_co)?\b", item, _item_of(parent, base))
 
 
 def _argument_of(annotation: ast.expr | None) -> str:

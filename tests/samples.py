@@ -366,7 +366,7 @@ def named_graph(name: str) -> Any:
 
 def public_pipes(module: Any) -> list[type]:
     """Return the pipe classes that a module exports, without the bases."""
-    return _public(module, DataPipe, {it.IterDataPipe, mp.MapDataPipe})
+    return _public(module, DataPipe, {it.IterDataPipe, it.Pipe, mp.MapDataPipe})
 
 
 def public_services() -> list[type]:

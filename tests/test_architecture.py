@@ -52,6 +52,7 @@ ROOMS = [
         "columns",
         "edges",
         "one_to_one",
+        "pipe",
         "recording",
         "shared_sequence",
         "sources",

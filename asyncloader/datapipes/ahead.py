@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from asyncloader.datapipes.running.cursor_forms import Sieved, State
+from asyncloader.datapipes.running.cursor_forms import Fields, Sieved
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import GRACE_SECONDS, telling
@@ -263,7 +263,7 @@ class AheadPass(Pass[T]):
     def finish(self, result: Any) -> Any:
         """Return what to yield for a result, or SKIPPED; raise if it is an error."""
         if result.__class__ is Failure:
-            result = answered(result, self)
+            result = answered(result, self.pipe, self)
         if result is not SKIPPED:
             self.yielded += 1
         self.done += 1
@@ -368,6 +368,6 @@ def calls_in_order(ordered: bool) -> OldestFirst[Any] | ReadyFirst[Any]:
     return OldestFirst() if ordered else ReadyFirst()
 
 
-def state_ahead(pipe: Any) -> type[State] | None:
+def state_ahead(pipe: Any) -> type[Fields] | None:
     """Return the class of the states of a pipe whose passes run ahead."""
     return Sieved if pipe.ordered and not pipe.tolerance.is_strict else None

@@ -42,7 +42,7 @@ from asyncloader.datapipes.call import blame, is_async, itself, watched_async
 from asyncloader.datapipes.columns import change_async, checked_columns
 from asyncloader.datapipes.recording import Joining, on_numbered
 from asyncloader.datapipes.running.bridge import taken_at
-from asyncloader.datapipes.running.cursor_forms import State
+from asyncloader.datapipes.running.cursor_forms import Fields
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.datapipes.running.run import Edge, Pass, RunTree
@@ -540,7 +540,7 @@ class AsyncMapper(IterDataPipe[T]):
         return AsyncMapPass(edge)
 
     @property
-    def State(self) -> type[State] | None:  # type: ignore[override]
+    def State(self) -> type[Fields] | None:  # type: ignore[override]
         return state_ahead(self)
 
     def has_no_order(self) -> bool:

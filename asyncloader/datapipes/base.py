@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from asyncloader.datapipes.running.bridge import from_loop
-from asyncloader.datapipes.running.cursor_forms import MOST, Of, State, whole
+from asyncloader.datapipes.running.cursor_forms import MOST, Fields, Of, whole
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass, RunTree, Stride, tree_of
@@ -216,7 +216,7 @@ class DataPipe:
     reads_in_turn: ClassVar[bool] = False
 
     #: What is saved of its place; None where its position says it all, or it has no place.
-    State: type[State] | None = None
+    State: type[Fields] | None = None
 
     #: The pipes this one reads from. If it is not set, they are found among the attributes.
     edges: Iterable[Any] | None = None

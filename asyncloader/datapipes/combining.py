@@ -29,10 +29,10 @@ from asyncloader.datapipes.edges import beginning, resume_one
 from asyncloader.datapipes.randomness import Seeded, fractions
 from asyncloader.datapipes.running.cursor_forms import (
     Count,
+    Fields,
     Form,
     Of,
     Seed,
-    State,
     ascending,
     list_of,
     row,
@@ -246,7 +246,7 @@ class MuxPass(SideBySide[T]):
                     yield item
 
 
-class InTurn(State):
+class InTurn(Fields):
     """The place of a MultiplexerLongest: whose turn it was last, and who has ended."""
 
     yielded: Count = 0
@@ -356,7 +356,7 @@ def _ended_form(pipe: SampleMultiplexer[Any]) -> Form:
     return list_of(whole(most=count - 1), most=count)
 
 
-class Mixed(State):
+class Mixed(Fields):
     """The place of a SampleMultiplexer: its draws, and the items taken of each source."""
 
     seed: Seed

@@ -12,7 +12,7 @@ import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, OfSource, functional_datapipe
@@ -22,24 +22,24 @@ from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.patterns import (
     END,
     Expander,
-    ExpansionPass,
     after,
     closing_items,
     users_parts,
 )
+from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.randomness import Shuffling, fractions
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
+    Fields,
     Of,
     Seed,
-    State,
     is_ascending,
     list_of,
     row,
 )
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import CountedPass, Edge
+from asyncloader.datapipes.running.cursors import Cursor, close_items
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError, Tolerance
 
@@ -118,9 +118,9 @@ class FlatMapper(Expander[T]):
         return is_async(self._expand)
 
     @contextlib.contextmanager
-    def expanding(self, running: ExpansionPass[T]) -> Iterator[Callable[[Any, int], Iterator[T]]]:
+    def expanding(self, state: Any) -> Iterator[Callable[[Any, int], Iterator[T]]]:
         with calling(self._expand, self) as expand:
-            yield functools.partial(users_parts, running, expand)
+            yield functools.partial(users_parts, self, state, expand)
 
 
 def expanding(fn: Callable[..., Any] | None, input_col: Any) -> Callable[..., Any]:
@@ -213,7 +213,7 @@ def _columns_in(item: Any, input_col: Any) -> Any:
     return item[input_col]
 
 
-class Mixing(State):
+class Mixing(Fields):
     """The place of a ShuffledFlatMapper.
 
     Of the items in ``open`` some parts are still to come; each has its number, and how many came.
@@ -228,6 +228,21 @@ class Mixing(State):
         list[list[int]],
         Of(lambda pipe: list_of(row(COUNT, COUNT), most=pipe.buffer_size if pipe.shuffles else 1)),
     ] = field(default_factory=list)
+    #: The expansions that are open, and how many may be.
+    _expansions: list[OpenExpansion] = field(default_factory=list)
+    _width: int = 1
+
+    def needs(self, taken: int) -> int:
+        return min((each.number for each in self._expansions), default=taken)
+
+    def fill(self, taken: int, yielded: int) -> None:
+        self.taken, self.yielded = taken, yielded
+        self.open = [[each.number, each.offset] for each in self._expansions]
+
+    def saved(self) -> Cursor:
+        # A resumed run opens these again, and those that failed fail again.
+        again = sum(each.errors for each in self._expansions)
+        return {**super().saved(), "errors": self.errors - again}
 
     def check(self, pipe: Any) -> Iterator[str]:
         numbers = sorted(number for number, _ in self.open)
@@ -239,7 +254,7 @@ class Mixing(State):
 
 
 @functional_datapipe("shuffled_flatmap")
-class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
+class ShuffledFlatMapper(Shuffling, Pipe[T]):
     """Yield the items of ``fn(item)``, mixing those of up to ``buffer_size`` source items.
 
     Without ``fn`` the source's items are taken apart themselves. Each item that is
@@ -286,102 +301,77 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
             return sum(map(len, wrapped))
         raise TypeError(f"{self!r} cannot say how many items it has")
 
-    def new_pass(self, edge: Edge[Any]) -> ShuffledFlatMapPass[T]:
-        state = Mixing(seed=self.next_seed() if self.shuffles else 0)
-        return ShuffledFlatMapPass(edge, self.buffer_size if self.shuffles else 1, state=state)
+    def new_state(self) -> Mixing:
+        shuffles = self.shuffles
+        return Mixing(
+            seed=self.next_seed() if shuffles else 0, _width=self.buffer_size if shuffles else 1
+        )
 
-
-@dataclass
-class OpenExpansion(Generic[T]):
-    """The items of a source item, how many of them were taken, and how many errors there were."""
-
-    number: int
-    parts: Iterator[T]
-    offset: int = 0
-    errors: int = 0
-
-
-@dataclass
-class ShuffledFlatMapPass(CountedPass[T]):
-    """One pass over a ShuffledFlatMapper: the expansions it has open, and the draws made.
-
-    A pass that has one open at a time is a flatmap.
-    """
-
-    width: int
-    state: Mixing = field(kw_only=True)
-
-    errors: int = 0
-    expansions: list[OpenExpansion[T]] = field(default_factory=list, repr=False)
-
-    def __iter__(self) -> Iterator[T]:
-        state = self.state
+    def run(self, source: Edge[Any], state: Mixing) -> Iterator[T]:
         draw = fractions(state.seed, state.drawn).__next__
-        were_open, first = state.open, self.taken
-        numbers = sorted(number for number, _ in were_open)
-        again, source = self.source.again(numbers)
-        items = enumerate(source, first)
-        with calling(self.pipe.expand, self.pipe) as expand, closing_items(source), self._closing():
-            self._open_again(were_open, dict(zip(numbers, again, strict=True)), expand)
-            self._fill(items, expand)
-            while self.expansions:
+        expansions, first = state._expansions, state.taken
+        numbers = sorted(number for number, _ in state.open)
+        again, following = source.again(numbers)
+        items = enumerate(following, first)
+        with calling(self.expand, self) as expand, closing_items(following), _closing(expansions):
+            self._open_again(state, dict(zip(numbers, again, strict=True)), expand)
+            self._fill(state, items, expand)
+            while expansions:
                 state.drawn += 1
-                place = int(draw() * len(self.expansions))
-                expansion = self.expansions[place]
-                part = self._next(expansion)
+                place = int(draw() * len(expansions))
+                expansion = expansions[place]
+                part = _next(expansion, state)
                 if part is END:
-                    del self.expansions[place]
-                    self._fill(items, expand)
+                    del expansions[place]
+                    self._fill(state, items, expand)
                     continue
                 expansion.offset += 1
                 yield part
 
-    def _fill(self, items: Iterator[tuple[int, Any]], expand: Callable[..., Any]) -> None:
-        for number, item in islice(items, self.width - len(self.expansions)):
-            self._open(number, item, expand)
+    def _fill(
+        self, state: Mixing, items: Iterator[tuple[int, Any]], expand: Callable[..., Any]
+    ) -> None:
+        for number, item in islice(items, state._width - len(state._expansions)):
+            self._open(state, number, item, expand)
 
-    def _open(self, number: int, item: Any, expand: Callable[..., Any]) -> OpenExpansion[T]:
-        before = self.errors
-        expansion: OpenExpansion[T] = OpenExpansion(number, users_parts(self, expand, item))
-        expansion.errors = self.errors - before
-        self.expansions.append(expansion)
+    def _open(
+        self, state: Mixing, number: int, item: Any, expand: Callable[..., Any]
+    ) -> OpenExpansion:
+        before = state.errors
+        expansion = OpenExpansion(number, users_parts(self, state, expand, item))
+        expansion.errors = state.errors - before
+        state._expansions.append(expansion)
         return expansion
 
-    def _next(self, expansion: OpenExpansion[T]) -> Any:
-        before = self.errors
-        part = next(expansion.parts, END)
-        expansion.errors += self.errors - before
-        return part
-
-    @contextlib.contextmanager
-    def _closing(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            for expansion in self.expansions:
-                close_items(expansion.parts)
-            self.expansions.clear()
-
-    # Resuming ------------------------------------------------------------------------
-
-    def fill(self) -> None:
-        super().fill()
-        self.state.open = [[each.number, each.offset] for each in self.expansions]
-        # A resumed pass opens these again, and those that failed fail again.
-        self.state.errors = self.errors - sum(each.errors for each in self.expansions)
-
-    def needs(self) -> int | None:
-        return min((each.number for each in self.expansions), default=None)
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().resume_at(position, cursor, cursors)
-        self.errors = self.state.errors
-        return behind
-
-    def _open_again(
-        self, were_open: list[list[int]], items: dict[int, Any], expand: Callable[..., Any]
-    ) -> None:
-        for number, offset in were_open:
-            expansion = self._open(number, items[number], expand)
-            while expansion.offset < offset and self._next(expansion) is not END:
+    def _open_again(self, state: Mixing, items: dict[int, Any], expand: Callable[..., Any]) -> None:
+        for number, offset in state.open:
+            expansion = self._open(state, number, items[number], expand)
+            while expansion.offset < offset and _next(expansion, state) is not END:
                 expansion.offset += 1
+
+
+@dataclass
+class OpenExpansion:
+    """The items of a source item, how many of them were taken, and how many errors there were."""
+
+    number: int
+    parts: Iterator[Any]
+    offset: int = 0
+    errors: int = 0
+
+
+def _next(expansion: OpenExpansion, state: Mixing) -> Any:
+    before = state.errors
+    part = next(expansion.parts, END)
+    expansion.errors += state.errors - before
+    return part
+
+
+@contextlib.contextmanager
+def _closing(expansions: list[OpenExpansion]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for expansion in expansions:
+            close_items(expansion.parts)
+        expansions.clear()

@@ -11,7 +11,7 @@ import heapq
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
@@ -21,16 +21,16 @@ from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.call import answer_of, calling, is_async, key_of
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns import add_cursors, closing_items
+from asyncloader.datapipes.patterns import Finished, closing_items
+from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.recording import Joining, of_numbered
 from asyncloader.datapipes.running.cursor_forms import (
-    Counts,
     Of,
+    State,
     ascending,
     at_most,
 )
-from asyncloader.datapipes.running.cursors import Cursors
-from asyncloader.datapipes.running.run import CountedPass, Edge, Pass
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.settled import Reason
 from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import iterable_source
@@ -38,12 +38,20 @@ from asyncloader.datapipes.sources import iterable_source
 T = TypeVar("T")
 
 
-class Grouped(Counts):
+class Grouped(State):
     """The place of a Grouper, and the positions of the items that it holds."""
 
     held: Annotated[list[int], Of(lambda pipe: ascending(most=pipe.buffer_size))] = field(
         default_factory=list
     )
+    _groups: Groups = field(default_factory=lambda: Groups())
+
+    def needs(self, taken: int) -> int:
+        return self._groups.oldest(taken)
+
+    def fill(self, taken: int, yielded: int) -> None:
+        super().fill(taken, yielded)
+        self.held = self._groups.positions()
 
     def check(self, pipe: Any) -> Iterator[str]:
         were_taken = not self.held or self.held[-1] < self.taken
@@ -52,7 +60,7 @@ class Grouped(Counts):
 
 
 @functional_datapipe("groupby")
-class Grouper(IterDataPipe[Any]):
+class Grouper(Pipe[Any]):
     """Yield lists of items for which ``group_key_fn(item)`` is the same.
 
     A group is yielded once it has ``group_size`` items. When ``buffer_size`` items
@@ -99,8 +107,103 @@ class Grouper(IterDataPipe[Any]):
         self.group_key_fn = of_numbered(self.group_key_fn)
         return KeyedJoining(self) if self.keep_key else Joining(self)
 
-    def new_pass(self, edge: Edge[Any]) -> GroupPass:
-        return GroupPass(edge)
+    def run(self, source: Edge[Any], state: Grouped) -> Iterator[Any]:
+        groups = state._groups
+        with calling(self.group_key_fn, self) as function:
+            again, items = source.again(state.held)
+            for position, item in zip(state.held, again, strict=True):
+                groups.add(key_of(self, function, item), item, position)
+            for position, item in enumerate(items, state.taken):
+                key = key_of(self, function, item)
+                if groups.add(key, item, position) == self.group_size:
+                    yield self._yielded(groups, key)
+                if groups.count == self.buffer_size:
+                    largest = groups.largest()
+                    if self._may_leave(groups, largest):
+                        yield self._yielded(groups, largest)
+        while groups.count:
+            yield self._yielded(groups, groups.first())
+
+    def _yielded(self, groups: Groups, key: Any) -> Any:
+        items = groups.take(key)
+        return (key, items) if self.keep_key else items
+
+    def _may_leave(self, groups: Groups, key: Any) -> bool:
+        """Whether a group may be yielded to make room.
+
+        One that is too small is dropped if drop_remaining allows it.
+        """
+        size = groups.size(key)
+        least = self.guaranteed_group_size or self.group_size or 1
+        if size >= least:
+            return True
+        if not self.drop_remaining:
+            raise RuntimeError(
+                f"the buffer of {self!r} is full and its largest group has {size} items, fewer"
+                f" than the {least} guaranteed; make buffer_size larger, guaranteed_group_size"
+                " smaller, or set drop_remaining=True to leave such groups out"
+            )
+        groups.take(key)
+        return False
+
+
+class Groups:
+    """The groups that are not yet full, in the order in which they began."""
+
+    def __init__(self) -> None:
+        #: How many items there are in all groups.
+        self.count = 0
+        #: The positions and items of each group.
+        self._groups: dict[Any, list[tuple[int, Any]]] = {}
+        # A heap of (minus the size, first position, key) of every group, with outdated entries
+        # too; empty until the largest is needed.
+        self._by_size: list[tuple[int, int, Any]] = []
+
+    def add(self, key: Any, item: Any, position: int) -> int:
+        """Add an item to its group; return how many that has."""
+        group = self._groups.setdefault(key, [])
+        group.append((position, item))
+        self.count += 1
+        if self._by_size:
+            heapq.heappush(self._by_size, (*_rank(group), key))
+            if len(self._by_size) > 4 * self.count:
+                # Most entries are outdated: rebuild it when the buffer is full again.
+                self._by_size.clear()
+        return len(group)
+
+    def take(self, key: Any) -> list[Any]:
+        """Take a group out; return its items."""
+        items = [item for _, item in self._groups.pop(key)]
+        self.count -= len(items)
+        return items
+
+    def size(self, key: Any) -> int:
+        """Return how many items a group has."""
+        return len(self._groups[key])
+
+    def first(self) -> Any:
+        """Return the key of the oldest group."""
+        return next(iter(self._groups))
+
+    def oldest(self, taken: int) -> int:
+        """Return the position of the oldest item; ``taken`` if there is none."""
+        group = next(iter(self._groups.values()), None)
+        return taken if group is None else group[0][0]
+
+    def positions(self) -> list[int]:
+        """Return the positions of all items, in ascending order."""
+        return sorted(position for group in self._groups.values() for position, _ in group)
+
+    def largest(self) -> Any:
+        """Return the key of the largest group, the oldest of several."""
+        if not self._by_size:
+            self._by_size = [(*_rank(group), key) for key, group in self._groups.items()]
+            heapq.heapify(self._by_size)
+        while True:
+            *rank, key = self._by_size[0]
+            if key in self._groups and [*_rank(self._groups[key])] == rank:
+                return key
+            heapq.heappop(self._by_size)
 
 
 class KeyedJoining(Joining):
@@ -121,99 +224,6 @@ def _checked_size(name: str, size: int | None, limit_name: str, limit: int | Non
     if size > limit:
         raise ValueError(f"{name} must be at most {limit_name} ({limit}), got {size}")
     return size
-
-
-@dataclass
-class GroupPass(CountedPass[Any]):
-    """One pass over a Grouper, which holds the groups that are not yet full."""
-
-    state: Grouped = field(default_factory=Grouped, kw_only=True)
-
-    held: int = 0
-    #: The positions and items of each group.
-    groups: dict[Any, list[tuple[int, Any]]] = field(default_factory=dict, repr=False)
-    # A heap of (minus the size, first position, key) of every group, with outdated entries
-    # too; empty until the largest is needed.
-    _by_size: list[tuple[int, int, Any]] = field(default_factory=list, init=False, repr=False)
-
-    def __iter__(self) -> Iterator[Any]:
-        pipe = self.pipe
-        with calling(pipe.group_key_fn, pipe) as function:
-            for position, item in self._refilled(function):
-                key = key_of(pipe, function, item)
-                self._hold(key, item, position)
-                if len(self.groups[key]) == pipe.group_size:
-                    yield self._yielded(key)
-                if self.held == pipe.buffer_size:
-                    largest = self._largest()
-                    if self._may_leave(largest):
-                        yield self._yielded(largest)
-        while self.groups:
-            yield self._yielded(next(iter(self.groups)))
-
-    def fill(self) -> None:
-        super().fill()
-        positions = [position for group in self.groups.values() for position, _ in group]
-        self.state.held = sorted(positions)
-
-    def needs(self) -> int:
-        # The groups are in the order in which they began.
-        oldest = next(iter(self.groups.values()), None)
-        return self.taken if oldest is None else oldest[0][0]
-
-    def _refilled(self, function: Callable[..., Any]) -> Iterator[tuple[int, Any]]:
-        """Hold the items again that were held at the cursor; number the items after them."""
-        first, held = self.taken, self.state.held
-        again, following = self.source.again(held)
-        for position, item in zip(held, again, strict=True):
-            self._hold(key_of(self.pipe, function, item), item, position)
-        return enumerate(following, first)
-
-    def _hold(self, key: Any, item: Any, position: int) -> None:
-        group = self.groups.setdefault(key, [])
-        group.append((position, item))
-        self.held += 1
-        if self._by_size:
-            heapq.heappush(self._by_size, (*_rank(group), key))
-            if len(self._by_size) > 4 * self.pipe.buffer_size:
-                # Most entries are outdated: rebuild it when the buffer is full again.
-                self._by_size.clear()
-
-    def _yielded(self, key: Any) -> Any:
-        items = self._released(key)
-        return (key, items) if self.pipe.keep_key else items
-
-    def _released(self, key: Any) -> list[Any]:
-        items = [item for _, item in self.groups.pop(key)]
-        self.held -= len(items)
-        return items
-
-    def _largest(self) -> Any:
-        """Return the key of the largest group, the oldest of several."""
-        if not self._by_size:
-            self._by_size = [(*_rank(group), key) for key, group in self.groups.items()]
-            heapq.heapify(self._by_size)
-        while True:
-            *rank, key = self._by_size[0]
-            if key in self.groups and [*_rank(self.groups[key])] == rank:
-                return key
-            heapq.heappop(self._by_size)
-
-    def _may_leave(self, key: Any) -> bool:
-        # Whether the group may be yielded to make room. A group that is too small is
-        # dropped if drop_remaining allows it.
-        pipe, size = self.pipe, len(self.groups[key])
-        least = pipe.guaranteed_group_size or pipe.group_size or 1
-        if size >= least:
-            return True
-        if not pipe.drop_remaining:
-            raise RuntimeError(
-                f"the buffer of {pipe!r} is full and its largest group has {size} items, fewer"
-                f" than the {least} guaranteed; make buffer_size larger, guaranteed_group_size"
-                " smaller, or set drop_remaining=True to leave such groups out"
-            )
-        self._released(key)
-        return False
 
 
 def _rank(group: list[tuple[int, Any]]) -> tuple[int, int]:
@@ -286,7 +296,7 @@ class BucketSorter(FlatMapper[T]):
     functional_name = "bucketbatch"
 
 
-class Bucketized(Counts):
+class Bucketized(Finished):
     """The place of a MaxTokenBucketizer: the items before its latest section.
 
     Sections are independent, so a pass can resume at the beginning of any.
@@ -299,7 +309,7 @@ class Bucketized(Counts):
 
 
 @functional_datapipe("max_token_bucketize")
-class MaxTokenBucketizer(IterDataPipe[list[T]]):
+class MaxTokenBucketizer(Pipe[list[T]]):
     """Yield batches of items of similar length, of at most ``max_token_count`` tokens each.
 
     ``len_fn`` says how many tokens an item has. Items with fewer than ``min_len``, or
@@ -351,8 +361,48 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
         self._leave_out = operator.methodcaller("leave_out", Reason.LENGTH)
         return Joining(self)
 
-    def new_pass(self, edge: Edge[Any]) -> BucketizePass[T]:
-        return BucketizePass(edge)
+    def run(self, source: Edge[T], state: Bucketized) -> Iterator[list[T]]:
+        items, yielded = iter(source), 0
+        with calling(self.len_fn) as length_of, closing_items(items):
+            while True:
+                for batch in self._batches(self._section(items, length_of)):
+                    yielded += 1
+                    yield batch
+                if source.count() < state.taken + self.section:
+                    return
+                # Both at once, so that a place is never taken in between.
+                state.taken, state.yielded = source.count(), state.yielded + yielded
+                yielded = 0
+
+    def _section(
+        self, items: Iterator[T], length_of: Callable[..., Any]
+    ) -> Iterator[tuple[Any, int, T]]:
+        """Yield the lengths, numbers and items of a section, about the shortest first."""
+        heap: list[tuple[Any, int, T]] = []
+        for number, item in enumerate(islice(items, self.section)):
+            length = answer_of(self, length_of, item)
+            if not self.lets_pass(length):
+                self.leave_out(item)
+                continue
+            heapq.heappush(heap, (length, number, item))
+            if len(heap) == self.buffer_size:
+                yield heapq.heappop(heap)
+        while heap:
+            yield heapq.heappop(heap)
+
+    def _batches(self, entries: Iterator[tuple[Any, int, T]]) -> Iterator[list[T]]:
+        most, pads = self.max_token_count, self.include_padding
+        batch: list[T] = []
+        tokens = longest = 0
+        for length, _, item in entries:
+            longest = max(longest, length)
+            tokens = (len(batch) + 1) * longest if pads else tokens + length
+            if tokens > most:
+                yield batch
+                batch, tokens, longest = [], length, length
+            batch.append(item)
+        if batch:
+            yield batch
 
     def lets_pass(self, length: Any) -> bool:
         """Whether an item of this length is kept; TypeError if the length is no number."""
@@ -372,72 +422,3 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
     def section(self) -> int:
         """How many items are taken before the buffer is emptied."""
         return min(max(2 * self.buffer_size, 1000), sys.maxsize)
-
-
-@dataclass
-class BucketizePass(Pass[list[T]]):
-    """One pass over a MaxTokenBucketizer, which knows where its latest section began."""
-
-    state: Bucketized = field(default_factory=Bucketized, kw_only=True)
-
-    taken_since: int = 0
-    yielded_since: int = 0
-    began_with: Cursors = field(default_factory=dict, repr=False)
-
-    def __iter__(self) -> Iterator[list[T]]:
-        self.began_with = self.source.first_cursors()
-        items = self.source.begin()
-        with calling(self.pipe.len_fn) as length_of, closing_items(items):
-            while True:
-                for batch in self._batches(self._section(items, length_of)):
-                    self.yielded_since += 1
-                    yield batch
-                if self.taken_since < self.pipe.section:
-                    return
-                self._begin_section()
-
-    def _section(
-        self, items: Iterator[T], length_of: Callable[..., Any]
-    ) -> Iterator[tuple[Any, int, T]]:
-        """Yield the lengths, numbers and items of a section, about the shortest first."""
-        pipe = self.pipe
-        heap: list[tuple[Any, int, T]] = []
-        for number, item in enumerate(islice(items, pipe.section)):
-            length = answer_of(pipe, length_of, item)
-            self.taken_since += 1
-            if not pipe.lets_pass(length):
-                pipe.leave_out(item)
-                continue
-            heapq.heappush(heap, (length, number, item))
-            if len(heap) == pipe.buffer_size:
-                yield heapq.heappop(heap)
-        while heap:
-            yield heapq.heappop(heap)
-
-    def _batches(self, entries: Iterator[tuple[Any, int, T]]) -> Iterator[list[T]]:
-        most, pads = self.pipe.max_token_count, self.pipe.include_padding
-        batch: list[T] = []
-        tokens = longest = 0
-        for length, _, item in entries:
-            longest = max(longest, length)
-            tokens = (len(batch) + 1) * longest if pads else tokens + length
-            if tokens > most:
-                yield batch
-                batch, tokens, longest = [], length, length
-            batch.append(item)
-        if batch:
-            yield batch
-
-    def _begin_section(self) -> None:
-        self.state.taken += self.taken_since
-        self.state.yielded += self.yielded_since
-        self.taken_since = self.yielded_since = 0
-        self.began_with = {}
-        self.source.put_cursors(self.began_with)
-
-    def counts(self) -> tuple[int, int, bool, int]:
-        state = self.state
-        return state.taken + self.taken_since, state.yielded + self.yielded_since, False, 0
-
-    def put_source_cursors(self, into: Cursors) -> None:
-        add_cursors(self.began_with, into)

@@ -21,9 +21,9 @@ from asyncloader.datapipes.patterns import add_cursors, numbers_in, runs_form, r
 from asyncloader.datapipes.running.cursor_forms import (
     MOST_HELD,
     Count,
+    Fields,
     Form,
     Of,
-    State,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import Edge, Pass
@@ -64,7 +64,7 @@ def _waiting_form(pipe: IterKeyZipper) -> Form:
     return runs_form(MOST_HELD if pipe.buffer_size is None else pipe.buffer_size)
 
 
-class Joined(State):
+class Joined(Fields):
     """The place of an IterKeyZipper: which items of the other source wait."""
 
     yielded: Count = 0

@@ -8,29 +8,30 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from asyncloader.arguments import checked_count, checked_function
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, is_async
 from asyncloader.datapipes.patterns import closing_items
+from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
+    Fields,
     Of,
-    State,
     is_ascending,
     list_of,
     row,
 )
-from asyncloader.datapipes.running.run import Edge, Pass
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
 
 
-class Packed(State):
+class Packed(Fields):
     """The place of a SequencePacker.
 
     ``taken`` sequences were packed, and ``offset`` tokens of the next one. Of each part in each
@@ -44,6 +45,23 @@ class Packed(State):
         list[list[list[int]]],
         Of(lambda pipe: list_of(list_of(row(COUNT, COUNT, COUNT, COUNT)), most=pipe.open_packs)),
     ] = field(default_factory=list)
+    #: The open packs, oldest first.
+    _packs: list[Pack] = field(default_factory=list)
+    #: The number of the sequence that was read last; ``offset`` tokens of it were packed, or all.
+    _current: int | None = None
+
+    def needs(self, taken: int) -> int:
+        if self._packs:
+            # The oldest pack begins with the oldest part that is held.
+            return self._packs[0].parts[0].number
+        return self.taken if self._current == self.taken else taken
+
+    def fill(self, taken: int, yielded: int) -> None:
+        self.yielded = yielded
+        self.packs = [
+            [[part.number, part.start, part.stop, part.length] for part in pack.parts]
+            for pack in self._packs
+        ]
 
     def check(self, pipe: Any) -> Iterator[str]:
         parts = [part for pack in self.packs for part in pack]
@@ -63,7 +81,7 @@ class Packed(State):
 
 
 @functional_datapipe("pack_sequences")
-class SequencePacker(IterDataPipe[list[T]]):
+class SequencePacker(Pipe[list[T]]):
     """Yield packs: lists of sequences that have at most ``budget`` tokens together.
 
     ``len_fn`` says how many tokens a sequence has. ``split`` says what is cut:
@@ -115,9 +133,6 @@ class SequencePacker(IterDataPipe[list[T]]):
     def waits(self) -> bool:
         return is_async(self.len_fn) or is_async(self.cut)
 
-    def new_pass(self, edge: Edge[Any]) -> PackPass[T]:
-        return PackPass(edge)
-
     def may_begin_at(self, start: int) -> bool:
         """Whether the last piece of a sequence may begin at ``start``."""
         match self.split:
@@ -126,6 +141,112 @@ class SequencePacker(IterDataPipe[list[T]]):
             case "long":
                 return start % self.budget == 0
         return True
+
+    def run(self, source: Edge[T], state: Packed) -> Iterator[list[T]]:
+        numbers, first = _numbers_in(state.packs), state.taken
+        again, sequences = source.again(numbers)
+        with (
+            calling(self.len_fn) as length_of,
+            calling(self.cut) as cut_of,
+            closing_items(sequences),
+        ):
+            self._open_again(state, dict(zip(numbers, again, strict=True)), length_of, cut_of)
+            for number, sequence in enumerate(sequences, first):
+                length = self._checked_length(answer_of(self, length_of, sequence))
+                yield from self._pack(state, number, sequence, length, cut_of)
+            while state._packs and not self.drop_last:
+                yield _yielded(state, state._packs[0])
+
+    def _pack(
+        self, state: Packed, number: int, sequence: T, length: int, cut_of: Callable[..., Any]
+    ) -> Iterator[list[T]]:
+        state._current, packs = number, state._packs
+        if state.offset > length:
+            raise SnapshotError(
+                f"the state does not fit the data: {self!r} had packed {state.offset} tokens"
+                f" of a sequence that has {length}"
+            )
+        while state.taken == number:
+            size = self._size_of_next(packs, length - state.offset)
+            pack = _pack_for(packs, size)
+            # A piece that fills a pack needs no place among the open packs: it is yielded at once.
+            if pack is None and size < self.budget and len(packs) == self.open_packs:
+                yield _yielded(state, packs[0])
+            if pack is None:
+                pack = Pack(self.budget)
+                packs.append(pack)
+            stop = state.offset + size
+            pack.add(self._part(number, sequence, state.offset, stop, length, cut_of))
+            state.taken, state.offset = (number + 1, 0) if stop == length else (number, stop)
+            if pack.room == 0:
+                yield _yielded(state, pack)
+
+    def _size_of_next(self, packs: list[Pack], rest: int) -> int:
+        if self.split == "always" and packs:
+            return min(rest, packs[0].room)
+        return min(rest, self.budget)
+
+    def _part(
+        self,
+        number: int,
+        sequence: T,
+        start: int,
+        stop: int,
+        length: int,
+        cut_of: Callable[..., Any],
+    ) -> Part:
+        is_whole = stop - start == length
+        piece = sequence if is_whole else answer_of(self, cut_of, sequence, start, stop)
+        return Part(number, start, stop, length, piece)
+
+    def _checked_length(self, length: Any) -> int:
+        try:
+            tokens = operator.index(length)
+        except TypeError:
+            raise TypeError(
+                f"len_fn of {self!r} must return an integer, got {type(length).__name__}"
+            ) from None
+        if tokens < 0:
+            raise ValueError(f"len_fn of {self!r} must return at least 0, got {tokens}")
+        if tokens > self.budget and self.split == "never":
+            raise ValueError(
+                f"{self!r} got a sequence of {tokens} tokens, more than its budget; leave it"
+                ' out with filter, or pass split="long" to have it cut'
+            )
+        return tokens
+
+    def _open_again(
+        self,
+        state: Packed,
+        sequences: dict[int, T],
+        length_of: Callable[..., Any],
+        cut_of: Callable[..., Any],
+    ) -> None:
+        for parts in state.packs:
+            pack = Pack(self.budget)
+            for number, start, stop, length in parts:
+                sequence = sequences[number]
+                tokens = self._checked_length(answer_of(self, length_of, sequence))
+                if tokens != length:
+                    raise SnapshotError(
+                        f"the state does not fit the data: sequence {number} of {self!r} had"
+                        f" {length} tokens, and has {tokens}"
+                    )
+                pack.add(self._part(number, sequence, start, stop, length, cut_of))
+            state._packs.append(pack)
+
+
+def _pack_for(packs: list[Pack], size: int) -> Pack | None:
+    best = None
+    for pack in packs:
+        if pack.room >= size and (best is None or pack.room < best.room):
+            best = pack
+    return best
+
+
+def _yielded(state: Packed, pack: Pack) -> list[Any]:
+    state._packs.remove(pack)
+    return [part.piece for part in pack.parts]
 
 
 def _tokens_in(parts: list[list[int]]) -> int:
@@ -138,7 +259,7 @@ def slice_of(sequence: Any, start: int, stop: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part(Generic[T]):
+class Part:
     """A sequence, or a piece of one, in a pack."""
 
     #: The sequence has ``length`` tokens; this part holds those from ``start`` to ``stop``.
@@ -146,156 +267,20 @@ class Part(Generic[T]):
     start: int
     stop: int
     length: int
-    piece: T
+    piece: Any
 
 
 @dataclass(eq=False)
-class Pack(Generic[T]):
+class Pack:
     """Parts that will be yielded together, and the number of tokens that still fit."""
 
     room: int
-    parts: list[Part[T]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
-    def add(self, part: Part[T]) -> None:
+    def add(self, part: Part) -> None:
         """Add a part, which must fit."""
         self.parts.append(part)
         self.room -= part.stop - part.start
-
-    def pieces(self) -> list[T]:
-        """Return what is yielded."""
-        return [part.piece for part in self.parts]
-
-
-@dataclass
-class PackPass(Pass[list[T]]):
-    """One pass over a SequencePacker, which holds the open packs, oldest first."""
-
-    counts_edges = True
-
-    state: Packed = field(default_factory=Packed, kw_only=True)
-
-    packs: list[Pack[T]] = field(default_factory=list, repr=False)
-    #: The number of the sequence that was read last; ``offset`` tokens of it were packed, or all.
-    current: int | None = None
-
-    def __iter__(self) -> Iterator[list[T]]:
-        pipe = self.pipe
-        numbers, first = _numbers_in(self.state.packs), self.state.taken
-        again, sequences = self.source.again(numbers)
-        with (
-            calling(pipe.len_fn) as length_of,
-            calling(pipe.cut) as cut_of,
-            closing_items(sequences),
-        ):
-            self._open_again(dict(zip(numbers, again, strict=True)), length_of, cut_of)
-            for number, sequence in enumerate(sequences, first):
-                length = self._checked_length(answer_of(pipe, length_of, sequence))
-                yield from self._pack(number, sequence, length, cut_of)
-            while self.packs and not pipe.drop_last:
-                yield self._yielded(self.packs[0])
-
-    def _pack(
-        self, number: int, sequence: T, length: int, cut_of: Callable[..., Any]
-    ) -> Iterator[list[T]]:
-        self.current, state = number, self.state
-        if state.offset > length:
-            raise SnapshotError(
-                f"the state does not fit the data: {self.pipe!r} had packed {state.offset} tokens"
-                f" of a sequence that has {length}"
-            )
-        while state.taken == number:
-            size = self._size_of_next(length - state.offset)
-            pack = self._pack_for(size)
-            # A piece that fills a pack needs no place among the open packs: it is yielded at once.
-            if pack is None and size < self.pipe.budget and self._has_no_place():
-                yield self._yielded(self.packs[0])
-            if pack is None:
-                pack = Pack(self.pipe.budget)
-                self.packs.append(pack)
-            stop = state.offset + size
-            pack.add(self._part(number, sequence, state.offset, stop, length, cut_of))
-            state.taken, state.offset = (number + 1, 0) if stop == length else (number, stop)
-            if pack.room == 0:
-                yield self._yielded(pack)
-
-    def _has_no_place(self) -> bool:
-        return len(self.packs) == int(self.pipe.open_packs)
-
-    def _size_of_next(self, rest: int) -> int:
-        if self.pipe.split == "always" and self.packs:
-            return min(rest, self.packs[0].room)
-        return min(rest, int(self.pipe.budget))
-
-    def _pack_for(self, size: int) -> Pack[T] | None:
-        best = None
-        for pack in self.packs:
-            if pack.room >= size and (best is None or pack.room < best.room):
-                best = pack
-        return best
-
-    def _part(
-        self,
-        number: int,
-        sequence: T,
-        start: int,
-        stop: int,
-        length: int,
-        cut_of: Callable[..., Any],
-    ) -> Part[T]:
-        is_whole = stop - start == length
-        piece = sequence if is_whole else answer_of(self.pipe, cut_of, sequence, start, stop)
-        return Part(number, start, stop, length, piece)
-
-    def _yielded(self, pack: Pack[T]) -> list[T]:
-        self.packs.remove(pack)
-        self.state.yielded += 1
-        return pack.pieces()
-
-    def _checked_length(self, length: Any) -> int:
-        try:
-            tokens = operator.index(length)
-        except TypeError:
-            raise TypeError(
-                f"len_fn of {self.pipe!r} must return an integer, got {type(length).__name__}"
-            ) from None
-        if tokens < 0:
-            raise ValueError(f"len_fn of {self.pipe!r} must return at least 0, got {tokens}")
-        if tokens > self.pipe.budget and self.pipe.split == "never":
-            raise ValueError(
-                f"{self.pipe!r} got a sequence of {tokens} tokens, more than its budget; leave it"
-                ' out with filter, or pass split="long" to have it cut'
-            )
-        return tokens
-
-    # Resuming ------------------------------------------------------------------------
-
-    def fill(self) -> None:
-        self.state.packs = [
-            [[part.number, part.start, part.stop, part.length] for part in pack.parts]
-            for pack in self.packs
-        ]
-
-    def needs(self) -> int | None:
-        if self.packs:
-            # The oldest pack begins with the oldest part that is held.
-            return self.packs[0].parts[0].number
-        return self.state.taken if self.current == self.state.taken else None
-
-    def _open_again(
-        self, sequences: dict[int, T], length_of: Callable[..., Any], cut_of: Callable[..., Any]
-    ) -> None:
-        were_open = self.state.packs
-        self.packs = [Pack(self.pipe.budget) for _ in were_open]
-        for pack, parts in zip(self.packs, were_open, strict=True):
-            for number, start, stop, length in parts:
-                sequence = sequences[number]
-                tokens = self._checked_length(answer_of(self.pipe, length_of, sequence))
-                if tokens != length:
-                    raise SnapshotError(
-                        f"the state does not fit the data: sequence {number} of {self.pipe!r} had"
-                        f" {length} tokens, and has {tokens}"
-                    )
-                pack.add(self._part(number, sequence, start, stop, length, cut_of))
 
 
 def _numbers_in(packs: list[list[list[int]]]) -> list[int]:

@@ -1,25 +1,24 @@
-"""Base classes of pipes and passes.
+"""Base classes of pipes.
 
-``Applier`` makes at most one result of each item, and ``Expander`` several items out of one. A
-``LaggingPass`` holds items after it has read them.
+``Applier`` makes at most one result of each item, and ``Expander`` several items out of one.
+``Finished`` is the place of a pipe that reads what it holds again.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.call import blame, calling, unawaited
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
+from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
-    Counts,
+    Fields,
     Form,
     FormOf,
     Sieved,
@@ -27,8 +26,8 @@ from asyncloader.datapipes.running.cursor_forms import (
     list_of,
     refuse,
 )
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import CountedPass, Edge, Pass
+from asyncloader.datapipes.running.cursors import Cursors, close_items
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 
@@ -96,17 +95,20 @@ def numbers_in(runs: list[int]) -> list[int]:
     return [number for first, length in pairs for number in range(first, first + length)]
 
 
-@dataclass
-class LaggingPass(Pass[T]):
-    """One pass that has finished with ``taken`` items and holds the items after them."""
+class Finished(State):
+    """The place of a pipe that has finished with ``taken`` items, and holds what it read since.
 
-    state: Counts = field(default_factory=Counts, kw_only=True)
+    It reads that again when it resumes, and counts by itself.
+    """
 
-    def needs(self) -> int:
-        return self.state.taken
+    def needs(self, taken: int) -> int:
+        return self.taken
+
+    def fill(self, taken: int, yielded: int) -> None:
+        pass
 
 
-class Applier(OneToOne, IterDataPipe[T]):
+class Applier(OneToOne, Pipe[T]):
     """A pipe that yields a function's result for each item, and may skip items that fail."""
 
     makes_again = False
@@ -125,7 +127,7 @@ class Applier(OneToOne, IterDataPipe[T]):
 
     def new_pass(self, edge: Edge[Any]) -> Pass[T]:
         # With one result for each item no counts are needed; with skipped items they are.
-        return OneToOnePass(edge) if self.tolerance.is_strict else SievePass(edge)
+        return OneToOnePass(edge) if self.tolerance.is_strict else Pipe.new_pass(self, edge)
 
     @property
     def State(self) -> type[Sieved] | None:  # type: ignore[override]
@@ -149,14 +151,13 @@ class Applier(OneToOne, IterDataPipe[T]):
                 # Free their memory now: it is in the CPU cache, and the next item can use it.
                 del item, result
 
-    def sifted(self, running: SievePass[T]) -> Iterator[T]:
-        """Yield the results in a pass that tolerates errors."""
+    def run(self, source: Edge[Any], state: Sieved) -> Iterator[T]:
         with calling(self.function(), self) as apply:
-            for item in running.source.begin():
+            for item in source:
                 try:
                     result = apply(item)
                 except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-                    result = stand_in(error, item, running)
+                    result = stand_in(error, item, self, state)
                 if result.__class__ is CoroutineType:
                     raise unawaited(self, result)
                 if result is not SKIPPED:
@@ -165,57 +166,34 @@ class Applier(OneToOne, IterDataPipe[T]):
                 del item, result
 
 
-@dataclass
-class SievePass(CountedPass[T]):
-    """One pass over a pipe that may leave items out; the pipe's ``sifted`` yields the others."""
-
-    state: Sieved = field(default_factory=Sieved, kw_only=True)
-
-    #: How many items the pipe's function failed on.
-    errors: int = 0
-
-    def fill(self) -> None:
-        super().fill()
-        self.state.errors = self.errors
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().resume_at(position, cursor, cursors)
-        self.errors = self.state.errors
-        return behind
-
-    def __iter__(self) -> Iterator[T]:
-        items: Iterator[T] = self.pipe.sifted(self)
-        return items
-
-
 #: Returned after the last part.
 END: Any = object()
 
 
-def parts_of(running: Any, expand: Callable[[Any], Any], item: Any) -> Iterator[Any]:
-    """Return the parts of an item, in a pass that has a ``pipe`` and counts its ``errors``."""
+def parts_of(pipe: Any, state: Any, expand: Callable[[Any], Any], item: Any) -> Iterator[Any]:
+    """Return the parts that a pipe makes of an item; errors are counted in ``state.errors``."""
     try:
         result = expand(item)
         # ``iter`` may run the user's code too.
         is_iterable = result.__class__ in _LISTS or isinstance(result, Iterable)
         parts = iter(result) if is_iterable else None
     except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-        return _instead(error, item, running)
+        return _instead(error, item, pipe, state)
     if parts is None:
-        raise _no_parts(result, running.pipe)
-    return parts if running.pipe.tolerance.is_strict else _tolerated(parts, item, running)
+        raise _no_parts(result, pipe)
+    return parts if pipe.tolerance.is_strict else _tolerated(parts, item, pipe, state)
 
 
 def users_parts(
-    running: Any, expand: Callable[[Any], Any], item: Any, skip: int = 0
+    pipe: Any, state: Any, expand: Callable[[Any], Any], item: Any, skip: int = 0
 ) -> Iterator[Any]:
     """Return the parts that a user's function makes of an item, without the first ``skip``.
 
     The function's errors name the pipe.
     """
-    parts = parts_of(running, expand, item)
+    parts = parts_of(pipe, state, expand, item)
     if type(parts) not in _WITHOUT_CODE:
-        parts = _blamed(parts, running.pipe)
+        parts = _blamed(parts, pipe)
     return after(parts, skip) if skip else parts
 
 
@@ -249,13 +227,13 @@ def after(items: Iterable[T], count: int) -> Iterator[T]:
     return rest
 
 
-def _tolerated(parts: Iterator[Any], item: Any, running: Any) -> Iterator[Any]:
+def _tolerated(parts: Iterator[Any], item: Any, pipe: Any, state: Any) -> Iterator[Any]:
     with closing_items(parts):
         while True:
             try:
                 part = next(parts, END)
             except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-                yield from _instead(error, item, running)
+                yield from _instead(error, item, pipe, state)
                 return
             if part is END:
                 return
@@ -264,12 +242,12 @@ def _tolerated(parts: Iterator[Any], item: Any, running: Any) -> Iterator[Any]:
             del part
 
 
-def _instead(error: BaseException, item: Any, running: Any) -> Iterator[Any]:
-    answer = stand_in(error, item, running)
+def _instead(error: BaseException, item: Any, pipe: Any, state: Any) -> Iterator[Any]:
+    answer = stand_in(error, item, pipe, state)
     if answer is SKIPPED:
         return iter(())
     if not isinstance(answer, Iterable):
-        raise _no_parts(answer, running.pipe)
+        raise _no_parts(answer, pipe)
     return iter(answer)
 
 
@@ -282,7 +260,7 @@ def _no_parts(result: Any, pipe: object) -> TypeError:
     )
 
 
-class Expanded(State):
+class Expanded(Fields):
     """The place of an Expander.
 
     While it is ``inside`` the last of the items that it has taken, ``offset`` counts the parts of
@@ -296,6 +274,17 @@ class Expanded(State):
     #: state of an earlier version has none of an unbatch.
     before: Count = 0
     errors_before: Count | None = 0
+    #: How many items could not be expanded, or not to their end.
+    _errors: int = 0
+
+    @property
+    def errors(self) -> int:
+        """How many items could not be expanded, or not to their end."""
+        return self._errors
+
+    @errors.setter
+    def errors(self, errors: int) -> None:
+        self._errors = errors
 
     def first(self) -> int:
         # To resume inside an item, it is taken again.
@@ -303,6 +292,12 @@ class Expanded(State):
 
     def position(self) -> int:
         return self.before + self.offset
+
+    def needs(self, taken: int) -> int:
+        return taken - self.inside
+
+    def fill(self, taken: int, yielded: int) -> None:
+        self.taken = taken
 
     def check(self, pipe: Any) -> Iterator[str]:
         if self.taken == 0 if self.inside else self.offset:
@@ -312,7 +307,7 @@ class Expanded(State):
             )
 
 
-class Expander(IterDataPipe[T]):
+class Expander(Pipe[T]):
     """A pipe that yields the parts of each item of its source, one item after another.
 
     ``on_error`` says what happens to an item that cannot be expanded, or not to its end.
@@ -336,35 +331,22 @@ class Expander(IterDataPipe[T]):
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def expanding(self, running: ExpansionPass[T]) -> Iterator[Callable[[Any, int], Iterator[T]]]:
-        """Give what is to be used as ``parts`` in a pass."""
+    def expanding(self, state: Any) -> Iterator[Callable[[Any, int], Iterator[T]]]:
+        """Give what is to be used as ``parts`` in a pass, whose ``state`` counts the errors."""
         if self.tolerance.is_strict:
             yield self.parts
         else:
             # What is made in place of an item's rest is made again only if the item fails again.
-            yield lambda item, skip: after(parts_of(running, self.parts, item), skip)
+            yield lambda item, skip: after(parts_of(self, state, self.parts, item), skip)
 
-    def new_pass(self, edge: Edge[Any]) -> ExpansionPass[T]:
-        return ExpansionPass(edge)
-
-
-@dataclass
-class ExpansionPass(CountedPass[T]):
-    """One pass over an Expander."""
-
-    state: Expanded = field(default_factory=Expanded, kw_only=True)
-
-    #: How many items could not be expanded, or not to their end.
-    errors: int = 0
-    #: How many parts of the next item were yielded already.
-    _known: int = field(default=0, init=False, repr=False)
-
-    def __iter__(self) -> Iterator[T]:
-        state = self.state
-        with self.pipe.expanding(self) as parts_in:
-            for item in self.source.begin():
+    def run(self, source: Edge[Any], state: Expanded) -> Iterator[T]:
+        # How many parts of the first item were yielded already.
+        known, state.offset, state.inside = state.offset, 0, False
+        state.errors = state.errors_before = state.errors_before or 0
+        with self.expanding(state) as parts_in:
+            for item in source:
                 state.inside = True
-                state.offset, self._known = self._known, 0
+                state.offset, known = known, 0
                 parts = parts_in(item, state.offset)
                 try:
                     del item
@@ -379,17 +361,4 @@ class ExpansionPass(CountedPass[T]):
                 state.before += state.offset
                 state.offset = 0
                 state.inside = False
-                state.errors_before = self.errors
-
-    def needs(self) -> int:
-        return self.taken - self.state.inside
-
-    def fill(self) -> None:
-        self.state.taken = self.taken
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().resume_at(position, cursor, cursors)
-        state = self.state
-        self._known, state.offset, state.inside = state.offset, 0, False
-        self.errors = state.errors_before = state.errors_before or 0
-        return behind
+                state.errors_before = state.errors

@@ -321,13 +321,11 @@ class ExpandingPass(StagePass):
     errors: int = 0
 
     def __iter__(self) -> Iterator[Any]:
-        expander = _AtWork(self.pipe.pipe)
         items = self.source.begin()
         try:
-            with self.pipe.pipe.expanding(expander) as parts_in:
+            with self.pipe.pipe.expanding(self) as parts_in:
                 for numbered in items:
                     yield from self._expanded(numbered, parts_in)
-                    self.errors = expander.errors
         finally:
             close_items(items)
 
@@ -358,14 +356,6 @@ class ExpandingPass(StagePass):
             ledger.leave_out(number, Reason.EMPTY)
         else:
             ledger.end_parts(number, at + 1)
-
-
-class _AtWork:
-    """An expander at work, which counts its errors."""
-
-    def __init__(self, pipe: Any) -> None:
-        self.pipe = pipe
-        self.errors = 0
 
 
 class Within(Around):

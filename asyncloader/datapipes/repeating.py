@@ -20,8 +20,8 @@ from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     MOST,
     SEED,
-    Counts,
     Of,
+    State,
     at_most,
     list_of,
     row,
@@ -42,7 +42,7 @@ Seeds = dict[int | None, int]
 SeedPairs = Annotated[list[list[int]], list_of(row(COUNT, SEED))]
 
 
-class InRound(Counts):
+class InRound(State):
     """The place of a pipe that reads in rounds.
 
     ``taken`` counts the items of the present source or round only, and there are the seeds of this

@@ -18,7 +18,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, calling, is_async, unawaited
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.one_to_one import OneToOnePass
-from asyncloader.datapipes.patterns import SievePass
+from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.recording import of_numbered
 from asyncloader.datapipes.running.cursor_forms import Sieved
 from asyncloader.datapipes.running.cursors import close_items
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @functional_datapipe("filter")
-class Filter(IterDataPipe[T]):
+class Filter(Pipe[T]):
     """Yield the items for which ``filter_fn(item)`` is true.
 
     It must return True or False, or such a scalar of NumPy or torch; a forgotten
@@ -83,18 +83,14 @@ class Filter(IterDataPipe[T]):
         self._leave_out = operator.methodcaller("leave_out", Reason.FILTER)
         return self
 
-    def new_pass(self, edge: Edge[Any]) -> SievePass[T]:
-        return SievePass(edge)
-
-    def sifted(self, running: SievePass[T]) -> Iterator[T]:
-        """Yield the items that pass."""
+    def run(self, source: Edge[T], state: Sieved) -> Iterator[T]:
         leave_out = self._leave_out
         with calling(self._keeps, self) as keeps:
-            for item in running.source.begin():
+            for item in source:
                 try:
                     kept = keeps(item)
                 except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-                    kept = stand_in(error, item, running)
+                    kept = stand_in(error, item, self, state)
                     if kept is SKIPPED:
                         continue
                 if kept is not False and (kept is True or self.verdict(kept)):

@@ -21,9 +21,9 @@ from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     MOST,
     Count,
+    Fields,
     Form,
     FormOf,
-    State,
     anything,
     is_ascending,
     list_of,
@@ -92,7 +92,7 @@ SettledRuns = tuple[int, list[list[int]], list[list[Any]]]
 NOTHING_SETTLED: SettledRuns = (0, [], [])
 
 
-class Recorded(State):
+class Recorded(Fields):
     """The place of a section: which numbers are settled, and how many were left out, and why.
 
     All before ``frontier`` are settled; ``settled`` are runs of those after it. Of the numbers in

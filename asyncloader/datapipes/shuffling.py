@@ -36,15 +36,17 @@ from asyncloader.datapipes.base import (
 from asyncloader.datapipes.batching import largest_batch
 from asyncloader.datapipes.converting import LookupPass
 from asyncloader.datapipes.flattening import UnBatcher
+from asyncloader.datapipes.one_to_one import OneToOnePass
+from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.randomness import BLOCK, Shuffling, fractions
 from asyncloader.datapipes.running.cursor_forms import (
     Count,
+    Fields,
     Seed,
     Seeding,
-    State,
 )
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items, cursor_of
-from asyncloader.datapipes.running.run import CountedPass, Edge, Pass, Stride
+from asyncloader.datapipes.running.cursors import Cursors, close_items, cursor_of
+from asyncloader.datapipes.running.run import Edge, Pass, Stride
 from asyncloader.datapipes.running.traits import picks
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.errors import SnapshotError
@@ -161,15 +163,28 @@ def permuted(positions: Iterable[int], length: int, seed: int) -> Iterator[int]:
     return map(order.__getitem__, positions)
 
 
-class Shuffled(State):
+class Shuffled(Fields):
     """The place of a Shuffler, of which each item takes one draw."""
 
     seed: Seed
     taken: OfSource = 0
     drawn: Count = 0
+    #: The items that are held; with their positions, where those are needed.
+    _buffer: list[Any] = field(default_factory=list)
+    #: Whether a resumed pass reads again from the oldest item on: what can be picked need not be.
+    _looks_back: bool = True
 
     def position(self) -> int:
         return self.drawn
+
+    def lags(self) -> bool:
+        return self._looks_back
+
+    def needs(self, taken: int) -> int:
+        return min((position for position, _ in self._buffer), default=taken)
+
+    def fill(self, taken: int, yielded: int) -> None:
+        self.taken, self.drawn = taken, yielded
 
     def check(self, pipe: Any) -> Iterator[str]:
         size = pipe.buffer_size if pipe.shuffles else 0
@@ -178,7 +193,7 @@ class Shuffled(State):
 
 
 @functional_datapipe("shuffle")
-class Shuffler(Shuffling, IterDataPipe[T]):
+class Shuffler(Shuffling, Pipe[T]):
     """Yield the source's items in an order drawn from a seed.
 
     At most ``buffer_size`` items are held. The order is uniform where the whole
@@ -207,49 +222,40 @@ class Shuffler(Shuffling, IterDataPipe[T]):
     def in_section(self) -> Shuffler[T]:
         return self
 
-    def new_pass(self, edge: Edge[Any]) -> ShufflePass[T]:
-        if not self.shuffles:
-            return ShufflePass(edge, buffer_size=0, state=Shuffled(seed=0))
-        return ShufflePass(edge, self.buffer_size, state=Shuffled(seed=self.next_seed()))
+    def new_state(self) -> Shuffled:
+        return Shuffled(seed=self.next_seed(), _looks_back=not picks(self.source))
 
+    def new_pass(self, edge: Edge[Any]) -> Pass[T]:
+        return super().new_pass(edge) if self.shuffles else OneToOnePass(edge)
 
-@dataclass
-class ShufflePass(CountedPass[T]):
-    """One pass over a Shuffler: a buffer, and one draw from the seed for each item yielded.
+    def results(self, source: Edge[T]) -> Iterator[T]:
+        """Yield the items as they come, where this was told not to shuffle."""
+        return source.begin()
 
-    A pass without a buffer yields the source's items as they come.
-    """
+    def run(self, source: Edge[T], state: Shuffled) -> Iterator[T]:
+        if state._looks_back:
+            return self._without_positions(source, state)
+        return self._shuffled(source, state)
 
-    buffer_size: int
-    state: Shuffled = field(kw_only=True)
-    buffer: list[Any] = field(default_factory=list, repr=False)
-
-    def __post_init__(self) -> None:
-        # What can be picked need not be read again from the oldest item on.
-        self._looks_back = self.buffer_size > 0 and not picks(self.pipe.source)
-
-    def __iter__(self) -> Iterator[T]:
-        return self._without_positions() if self._looks_back else self._shuffled()
-
-    def _without_positions(self) -> Iterator[T]:
-        positions_and_items = self._shuffled()
+    def _without_positions(self, source: Edge[T], state: Shuffled) -> Iterator[T]:
+        positions_and_items = self._shuffled(source, state)
         try:
             for _, item in positions_and_items:
                 yield item
         finally:
             close_items(positions_and_items)
 
-    def _shuffled(self) -> Iterator[Any]:
-        buffer, draw = self.buffer, fractions(self.state.seed, self.yielded).__next__
-        first = self.taken
-        source = self._refilled()
-        items: Iterator[Any] = enumerate(source, first) if self._looks_back else source
+    def _shuffled(self, source: Edge[T], state: Shuffled) -> Iterator[Any]:
+        buffer, size, first = state._buffer, self.buffer_size, state.taken
+        draw = fractions(state.seed, state.drawn).__next__
+        following = self._refilled(source, state)
+        items: Iterator[Any] = enumerate(following, first) if state._looks_back else following
         try:
-            buffer += islice(items, self.buffer_size - len(buffer))
+            buffer += islice(items, size - len(buffer))
             for item in items:
                 # A product with a fraction is several times faster than randrange,
                 # and its bias is of the order of buffer_size / 2**53.
-                pick = int(draw() * self.buffer_size)
+                pick = int(draw() * size)
                 buffer.append(item)
                 # As ``swapped_out`` does it; a call takes as long as the rest of the draw.
                 buffer[pick], buffer[-1] = buffer[-1], buffer[pick]
@@ -260,42 +266,26 @@ class ShufflePass(CountedPass[T]):
                 yield buffer.pop()
         finally:
             buffer.clear()
-            close_items(source)
+            close_items(following)
 
-    def lags(self) -> bool:
-        return self._looks_back
-
-    def needs(self) -> int:
-        # Of the held items, which a resumed pass makes again from the oldest on.
-        return min((position for position, _ in self.buffer), default=self.taken)
-
-    def fill(self) -> None:
-        self.state.taken, self.state.drawn = self.taken, self.yielded
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if self.buffer_size or cursor is None:
-            return super().resume_at(position, cursor, cursors)
-        self.source.resume(position, cursors)
-        return 0
-
-    def _refilled(self) -> Iterator[T]:
-        """Fill the buffer as it was at the cursor; return the items after those."""
-        taken, drawn = self.taken, self.yielded
-        places = held_places(self.state.seed, self.buffer_size, taken, drawn)
-        items, following = self.source.again([*places])
+    def _refilled(self, source: Edge[T], state: Shuffled) -> Iterator[T]:
+        """Fill the buffer as it was at the state; return the items after those."""
+        taken, drawn = state.taken, state.drawn
+        places = held_places(state.seed, self.buffer_size, taken, drawn)
+        items, following = source.again([*places])
         if drawn > max(0, taken - self.buffer_size):
             self._check_ended(following, taken)
-        held = zip(places, items, strict=True) if self._looks_back else items
-        self.buffer += [None] * len(places)
+        held = zip(places, items, strict=True) if state._looks_back else items
+        state._buffer += [None] * len(places)
         for place, item in zip(places.values(), held, strict=True):
-            self.buffer[place] = item
+            state._buffer[place] = item
         return following
 
     def _check_ended(self, following: Iterator[T], taken: int) -> None:
         """Raise SnapshotError if there are items: a buffer that is not full is drawn of at last."""
         for _ in following:
             raise SnapshotError(
-                f"the state does not fit the data: {self.pipe!r} had taken {taken} items, and"
+                f"the state does not fit the data: {self!r} had taken {taken} items, and"
                 " no more were left, but there are more now"
             )
 
@@ -303,7 +293,7 @@ class ShufflePass(CountedPass[T]):
 def held_places(seed: int, buffer_size: int, taken: int, drawn: int) -> dict[int, int]:
     """Return the places in a shuffle's buffer of the items that it holds, by their positions.
 
-    The positions ascend. The shuffle had taken and drawn so many items, as ``ShufflePass`` does
+    The positions ascend. The shuffle had taken and drawn so many items, as ``Shuffler`` does
     it: of a full buffer it drew whenever it took one more, and without another after the
     source's end.
     """
@@ -404,7 +394,7 @@ class MapShufflePass(LookupPass[T]):
         return permuted(positions, len(self.keys), self.state.seed) if self.shuffles else positions
 
 
-class BatchesShuffled(State):
+class BatchesShuffled(Fields):
     """The place of an InBatchShuffler: the batches so far, and the items drawn for them."""
 
     seed: Seed
@@ -420,7 +410,7 @@ class BatchesShuffled(State):
 
 
 @functional_datapipe("in_batch_shuffle")
-class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
+class InBatchShuffler(Shuffling, Pipe[list[T]]):
     """Yield each batch as a list in an order drawn from a seed; the batches keep theirs.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -437,38 +427,22 @@ class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self, edge: Edge[Any]) -> InBatchPass[T]:
-        seed = self.next_seed() if self.shuffles else 0
-        return InBatchPass(edge, self.shuffles, state=BatchesShuffled(seed=seed))
+    def new_state(self) -> BatchesShuffled:
+        return BatchesShuffled(seed=self.next_seed())
 
+    def new_pass(self, edge: Edge[Any]) -> Pass[list[T]]:
+        return super().new_pass(edge) if self.shuffles else OneToOnePass(edge)
 
-@dataclass
-class InBatchPass(Pass[list[T]]):
-    """One pass over an InBatchShuffler."""
+    def results(self, source: Edge[Any]) -> Iterator[list[T]]:
+        """Yield the batches as they come, where this was told not to shuffle."""
+        return source.begin()
 
-    follows_source = True
-
-    shuffles: bool
-    state: BatchesShuffled = field(kw_only=True)
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if self.shuffles:
-            return super().resume_at(position, cursor, cursors)
-        self.state.yielded = position
-        self.source.resume(position, cursors)
-        return 0
-
-    def __iter__(self) -> Iterator[list[T]]:
+    def run(self, source: Edge[Any], state: BatchesShuffled) -> Iterator[list[T]]:
         # One draw for every item, so that a resumed pass can count its draws.
-        state = self.state
         draw = fractions(state.seed, state.drawn).__next__
-        for batch in self.source.begin():
-            if not self.shuffles:
-                state.yielded += 1
-                yield batch
-                continue
+        for batch in source:
             if not isinstance(batch, Iterable):
-                raise TypeError(f"{self.pipe!r} reads batches, got {type(batch).__name__}")
+                raise TypeError(f"{self!r} reads batches, got {type(batch).__name__}")
             left = list(batch)
             mixed = [swapped_out(left, int(draw() * len(left))) for _ in range(len(left))]
             state.yielded += 1

@@ -19,8 +19,8 @@ from asyncloader.datapipes.running.bridge import draw_for_all
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
+    Fields,
     Of,
-    State,
     ascending,
     cursors,
     each_of,
@@ -44,7 +44,7 @@ T = TypeVar("T")
 Indices = Annotated[list[int], Of(lambda branch: ascending(below=branch.source.num_instances))]
 
 
-class Branching(State):
+class Branching(Fields):
     """The place of a branch, and a start from which the whole split can be made again.
 
     That is ``taken``, ``given`` and the cursors ``above``; ``SplitPass`` says what the rest is.

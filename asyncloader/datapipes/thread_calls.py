@@ -32,7 +32,7 @@ from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.patterns import closing_items
 from asyncloader.datapipes.recording import on_numbered
-from asyncloader.datapipes.running.cursor_forms import State
+from asyncloader.datapipes.running.cursor_forms import Fields
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.naming import brief_name
 from asyncloader.datapipes.running.run import Edge
@@ -360,7 +360,7 @@ class ThreadMapper(IterDataPipe[T]):
         return self
 
     @property
-    def State(self) -> type[State] | None:  # type: ignore[override]
+    def State(self) -> type[Fields] | None:  # type: ignore[override]
         return state_ahead(self)
 
     def has_no_order(self) -> bool:

@@ -170,24 +170,24 @@ class RecordedVerdicts(RecordedTolerance):
         return result
 
 
-def stand_in(error: BaseException, item: Any, running: Any) -> Any:
-    """Return the replacement for the result of an item that failed in a pass, or SKIPPED.
+def stand_in(error: BaseException, item: Any, pipe: Any, state: Any) -> Any:
+    """Return the replacement for the result of an item on which a pipe failed, or SKIPPED.
 
-    Call this where the error is caught. An error that is not tolerated is raised again.
+    Call this where the error is caught. An error that is not tolerated is raised again; others
+    are counted in ``state.errors``.
     """
-    pipe = running.pipe
     if pipe.tolerance.is_strict:
         blame(error, pipe)
         raise error
-    return answered(failure_of(error, item, pipe), running)
+    return answered(failure_of(error, item, pipe), pipe, state)
 
 
-def answered(failure: Failure, running: Any) -> Any:
-    """Return the replacement for a failed result, or SKIPPED; count it in ``running.errors``."""
-    errors = running.errors + 1
-    result = running.pipe.tolerance.answer(running.pipe, failure, errors)
+def answered(failure: Failure, pipe: Any, state: Any) -> Any:
+    """Return the replacement for a failed result, or SKIPPED; count it in ``state.errors``."""
+    errors = state.errors + 1
+    result = pipe.tolerance.answer(pipe, failure, errors)
     # With one error too many the pass ends, and the item does not count as done.
-    running.errors = errors
+    state.errors = errors
     if result is SKIPPED:
         note_omission()
     return result

@@ -10,13 +10,13 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.running.cursor_forms import Count, State
+from asyncloader.datapipes.running.cursor_forms import Count, Fields
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.errors import TransportError
 from asyncloader.places.random_states import States
 
 
-class Dealt(State):
+class Dealt(Fields):
     """Of dealt items: how many were taken. It has the number of the pipe that deals."""
 
     taken: Count

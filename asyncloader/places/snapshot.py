@@ -22,7 +22,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     SEED,
     Count,
-    State,
+    Fields,
     anything,
     bytes_or_none,
     check_form,
@@ -58,7 +58,7 @@ SeedOrNone = Annotated[int | None, or_none(SEED)]
 Processes = Annotated[int, whole(most=_MOST_PROCESSES)]
 
 
-class Randomness(State):
+class Randomness(Fields):
     """Where a loader is in its sequence of epochs; see ``Snapshot``."""
 
     seed: SeedOrNone
@@ -68,7 +68,7 @@ class Randomness(State):
     drawn: SeedOrNone | None = None
 
 
-class Position(State):
+class Position(Fields):
     """Where a loader is in its epoch; see ``Snapshot``."""
 
     items: Count

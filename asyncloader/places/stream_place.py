@@ -14,10 +14,10 @@ from typing import Annotated, Any, NamedTuple
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
+    Fields,
     Form,
     FormOf,
     Of,
-    State,
     cursors,
     each_of,
     form_of_state,
@@ -159,7 +159,7 @@ def _deal_form(part: PartFacts) -> Form:
     return row(_MARK, each_of(part.workers, COUNT)) if part.dispatch is not None else no_cursor
 
 
-class Streaming(State):
+class Streaming(Fields):
     """The place of a part that ran in workers: of each worker, and whose turns are next.
 
     ``in_order``, ``runs`` and ``told`` are of earlier states.
@@ -206,7 +206,7 @@ def _marks_form(part: PartFacts) -> Form:
     return each_of(part.workers, mark)
 
 
-class SharesRecorded(State):
+class SharesRecorded(Fields):
     """The place of a part in which it was recorded what becomes of each item.
 
     ``shares`` has what is settled of each worker's share; ``marks`` has from where the first item
@@ -231,7 +231,7 @@ class SharesRecorded(State):
             yield "the workers resume with what was dispatched to them"
 
 
-class Spread(State):
+class Spread(Fields):
     """The place of a part that resumes by its position alone, in any number of workers."""
 
     spread: Annotated[list[Any], cursors]

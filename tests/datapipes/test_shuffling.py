@@ -130,7 +130,7 @@ def test_a_pass_knows_its_seed_and_its_draws() -> None:
     for drawn in range(1, 6):
         next(iterator)
         assert running.cursor() == {"seed": 3, "drawn": drawn, "taken": 4 + drawn}
-        assert len(running.buffer) == 4
+        assert len(running.state._buffer) == 4
 
 
 def test_an_abandoned_pass_drops_its_buffer() -> None:
@@ -140,7 +140,7 @@ def test_an_abandoned_pass_drops_its_buffer() -> None:
     next(iterator)
     del iterator
 
-    assert latest_pass(pipe).buffer == []
+    assert latest_pass(pipe).state._buffer == []
 
 
 def test_batches_are_taken_apart_before_they_are_shuffled() -> None:

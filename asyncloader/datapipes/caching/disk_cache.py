@@ -28,11 +28,10 @@ from asyncloader.datapipes.call import blame, plain_function
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.files.local import checked_hashes
 from asyncloader.datapipes.files.streams import pair_in
-from asyncloader.datapipes.patterns import LaggingPass, closing_items
-from asyncloader.datapipes.running.cursor_forms import Counts
+from asyncloader.datapipes.patterns import Finished, closing_items
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Edge
+from asyncloader.datapipes.running.run import CountedPass, Edge
 from asyncloader.datapipes.running.run_place import Makers, Making, present_waiter, some_home
 from asyncloader.datapipes.running.traits import is_dispatch, is_filter_of_shards, waits
 from asyncloader.datapipes.sources import iterable_source
@@ -137,7 +136,7 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
     """
 
     reads_ahead = True
-    State = Counts
+    State = Finished
 
     def __init__(
         self,
@@ -185,7 +184,7 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
 AT_ONCE = 16
 
 
-class DiskCachePass(LaggingPass[str]):
+class DiskCachePass(CountedPass[str]):
     """One pass, which looks entries up and makes what is not there.
 
     It counts how many entries were yielded to their end, and how many paths they had. Its source is
@@ -211,7 +210,7 @@ class DiskCachePass(LaggingPass[str]):
         #: What recipes run in.
         self._scope: Callable[[], AbstractContextManager[None]] = nullcontext
         self._pause: Callable[[bool], None] = nothing_ahead
-        super().__init__(edge)
+        super().__init__(edge, state=Finished())
 
     def reads(self) -> Any:
         return self._beginning.source

@@ -11,13 +11,12 @@ import codecs
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 from asyncloader.arguments import checked_count, checked_encoding, checked_errors, checked_function
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, is_async
 from asyncloader.datapipes.files.streams import (
     PIECE_BYTES,
@@ -27,8 +26,8 @@ from asyncloader.datapipes.files.streams import (
     path_and_stream,
 )
 from asyncloader.datapipes.files.unpacking import checked_limit
-from asyncloader.datapipes.patterns import Expander, LaggingPass, after
-from asyncloader.datapipes.running.cursor_forms import Counts
+from asyncloader.datapipes.patterns import Expander, Finished, after
+from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import OnError
@@ -286,7 +285,7 @@ def joined_lines(lines: list[str]) -> str:
 
 
 @functional_datapipe("lines_to_paragraphs")
-class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
+class ParagraphAggregator(Pipe[tuple[str, Any]]):
     """Yield ``(path, paragraph)`` from pairs ``(path, line)``.
 
     A paragraph ends before an empty line and before a line of another file. Its lines
@@ -298,7 +297,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
     [('poem', 'one two'), ('poem', 'three')]
     """
 
-    State = Counts
+    State = Finished
 
     def __init__(
         self,
@@ -311,34 +310,27 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
     def waits(self) -> bool:
         return is_async(self.joiner)
 
-    def new_pass(self, edge: Edge[Any]) -> ParagraphPass:
-        return ParagraphPass(edge)
-
-
-@dataclass
-class ParagraphPass(LaggingPass[tuple[str, Any]]):
-    """One pass over a ParagraphAggregator, which holds the lines of one paragraph."""
-
-    path: str = ""
-    lines: list[Any] = field(default_factory=list, repr=False)
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        with calling(self.pipe.joiner) as join:
-            for item in self.source.begin():
-                path, line = pair_in(item, "(path, line)", self.pipe)
-                if self.lines and (path != self.path or not line):
-                    yield self._paragraph(join)
-                self.path = path
+    def run(self, source: Edge[Any], state: Finished) -> Iterator[tuple[str, Any]]:
+        of_path = ""
+        lines: list[Any] = []
+        with calling(self.joiner) as join:
+            for item in source:
+                path, line = pair_in(item, "(path, line)", self)
+                if lines and (path != of_path or not line):
+                    yield self._paragraph(join, of_path, lines, state)
+                    lines = []
+                of_path = path
                 if line:
-                    self.lines.append(line)
+                    lines.append(line)
                 else:
-                    self.state.taken += 1
-            if self.lines:
-                yield self._paragraph(join)
+                    state.taken += 1
+            if lines:
+                yield self._paragraph(join, of_path, lines, state)
 
-    def _paragraph(self, join: Callable[[list[Any]], Any]) -> tuple[str, Any]:
-        paragraph = answer_of(self.pipe, join, self.lines)
-        self.state.taken += len(self.lines)
-        self.state.yielded += 1
-        self.lines = []
-        return self.path, paragraph
+    def _paragraph(
+        self, join: Callable[[list[Any]], Any], path: str, lines: list[Any], state: Finished
+    ) -> tuple[str, Any]:
+        paragraph = answer_of(self, join, lines)
+        state.taken += len(lines)
+        state.yielded += 1
+        return path, paragraph

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.files.streams import pair_in, path_in
-from asyncloader.datapipes.patterns import Expander, LaggingPass, after
-from asyncloader.datapipes.running.cursor_forms import Counts
+from asyncloader.datapipes.patterns import Expander, Finished, after
+from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source
 
 
 @functional_datapipe("webdataset")
-class WebDataset(IterDataPipe[dict[str, Any]]):
+class WebDataset(Pipe[dict[str, Any]]):
     """Yield a dict for each run of pairs ``(path, data)`` whose paths differ in their endings.
 
     Its keys are the endings, which begin at the first dot of a file's name, and its
@@ -34,51 +33,37 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     ['a/1', 'a/2']
     """
 
-    State = Counts
+    State = Finished
 
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]]) -> None:
         self.source = iterable_source(source_datapipe)
 
-    def new_pass(self, edge: Edge[Any]) -> SamplePass:
-        return SamplePass(edge)
-
-
-@dataclass
-class SamplePass(LaggingPass[dict[str, Any]]):
-    """One pass over a WebDataset, which holds the files of one sample.
-
-    The ``held`` files after those that are done are in the sample that is held.
-    """
-
-    held: int = 0
-    sample: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for item in self.source.begin():
-            path, data = pair_in(item, "(path, data)", self.pipe)
+    def run(self, source: Edge[Any], state: Finished) -> Iterator[dict[str, Any]]:
+        sample: dict[str, Any] = {}
+        for item in source:
+            path, data = pair_in(item, "(path, data)", self)
             del item
-            key, ending = key_and_ending(path_in(path, self.pipe))
-            if ending and self.sample and self.sample["__key__"] != key:
-                yield self._whole()
+            key, ending = key_and_ending(path_in(path, self))
+            if ending and sample and sample["__key__"] != key:
+                # The first file of the next sample is read already, and is read again.
+                state.taken, state.yielded = source.count() - 1, state.yielded + 1
+                whole, sample = sample, {}
+                yield whole
+                # Do not keep the yielded sample alive while the next one is made.
+                del whole
             if ending:
-                self._add(key, ending, data)
+                _add(sample, key, ending, data)
             del data
-            self.held += 1
-        if self.sample:
-            yield self._whole()
+        if sample:
+            state.taken, state.yielded = source.count(), state.yielded + 1
+            yield sample
 
-    def _add(self, key: str, ending: str, data: Any) -> None:
-        if ending in self.sample:
-            raise ValueError(f"{key}{ending} comes twice in a row; one of the two would be lost")
-        self.sample["__key__"] = key
-        self.sample[ending] = data
 
-    def _whole(self) -> dict[str, Any]:
-        sample, self.sample = self.sample, {}
-        self.state.taken += self.held
-        self.held = 0
-        self.state.yielded += 1
-        return sample
+def _add(sample: dict[str, Any], key: str, ending: str, data: Any) -> None:
+    if ending in sample:
+        raise ValueError(f"{key}{ending} comes twice in a row; one of the two would be lost")
+    sample["__key__"] = key
+    sample[ending] = data
 
 
 def key_and_ending(path: str) -> tuple[str, str]:

@@ -1,16 +1,16 @@
 """What is saved of a pipe, and what a saved state may contain.
 
-This file is about ``State``, a pipe's place. Its annotated fields are all that is saved, and their
-annotations are the form that they must have when a state is loaded. What several fields must
-have in common is said by ``check``, in words:
+This file is about ``State``, a pipe's place, and its base ``Fields``, which other parts of a state
+have as well. Its annotated fields are all that is saved, and their annotations are the form that
+they must have when a state is loaded. What several fields must have in common is said by
+``check``, in words:
 
     class Filtered(State):
-        taken: Count = 0
-        yielded: Count = 0
+        errors: Count = 0
 
         def check(self, pipe):
-            if self.yielded > self.taken:
-                yield "yielded must be at most taken"
+            if self.errors > self.taken:
+                yield "errors must be at most taken"
 
 A form is a function that raises a SnapshotError for a value that no real state contains: a value
 of another type, a number out of range, a list that is too long. ``check_cursors`` checks a state
@@ -194,8 +194,22 @@ def _list(value: Any, where: str, most: int | None = None) -> list[Any]:
     return value
 
 
-#: The forms of annotations that are types.
-_PLAIN: dict[Any, Form] = {bool: truth, int: integer, Any: anything}
+def of_kind(kind: type) -> Form:
+    """A value of one type of plain data."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if type(value) is not kind:
+            refuse(where, f"a value of type {kind.__name__}", value)
+
+    return check
+
+
+#: The forms of annotations that are types; those of others, which users may give, are any data.
+_PLAIN: dict[Any, Form] = {
+    bool: truth,
+    int: integer,
+    **{kind: of_kind(kind) for kind in (float, str, bytes, list, dict, tuple)},
+}
 
 
 def fields(
@@ -230,21 +244,29 @@ Seed = Annotated[int, SEED]
 
 
 @dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
-class State:
-    """A pipe's place between two items.
+class Fields:
+    """What is saved of something: a pipe's place between two items, or a part of a state.
 
-    A subclass is a dataclass. Its fields are saved, a field that is None is not, and what may be
-    None may be missing in a state that is loaded.
+    A subclass is a dataclass. Its fields are saved, but those whose names begin with ``_``; a field
+    that is None is not, and what may be None may be missing in a state that is loaded.
     """
 
     def __init_subclass__(cls) -> None:
+        for name, default in list(vars(cls).items()):
+            # A list or a dict as a default is one for each object.
+            if type(default) in (list, dict) and not name.startswith("__"):
+                setattr(cls, name, field(default_factory=functools.partial(_copied, default)))
         dataclass(kw_only=True, eq=False)(cls)
 
     @classmethod
     def loaded(cls, cursor: Cursor) -> Self:
         """Return the state that was saved as this."""
-        own = {name: [*each] if type(each) is list else each for name, each in cursor.items()}
-        return cls(**own)
+        return cls(**{name: _copied(each) for name, each in cursor.items()})
+
+    def load(self, cursor: Cursor) -> None:
+        """Become the state that was saved as this; what is not saved stays."""
+        loaded = vars(self.loaded(cursor)).items()
+        vars(self).update({name: each for name, each in loaded if name[0] != "_"})
 
     @classmethod
     def read(cls, value: Any, where: str, *, named: str) -> Self:
@@ -262,6 +284,25 @@ class State:
         position: int = self.yielded  # type: ignore[attr-defined]  # that of most
         return position
 
+    def needs(self, taken: int) -> int:
+        """Return how many items of the source a resumed pass does not need any more.
+
+        ``taken`` of them have come. A pipe that holds items, or reads some again when it resumes,
+        says here which is the first. Asked in the thread that reads the source, and in that which
+        asks for a state.
+        """
+        return taken
+
+    def lags(self) -> bool:
+        """Whether it may need items that were taken."""
+        return type(self).needs is not Fields.needs
+
+    def fill(self, taken: int, yielded: int) -> None:
+        """Write into the fields what they do not say yet: they are saved next.
+
+        So many items of the source were taken, and so many yielded.
+        """
+
     def check(self, pipe: Any) -> Iterator[str]:
         """Say what each rule is that the fields break, in words."""
         return iter(())
@@ -269,13 +310,27 @@ class State:
     def saved(self) -> Cursor:
         """Return the fields as plain data, which later changes of this leave as it is."""
         return {
-            name: [*each] if type(each) is list else each
+            name: _copied(each)
             for name, each in vars(self).items()
-            if each is not None
+            if each is not None and name[0] != "_"
         }
 
 
-class Seeding(State):
+_CONTAINERS = frozenset({list, dict})
+
+
+def _copied(value: Any) -> Any:
+    """Return plain data that later changes of lists and dicts in these leave as it is."""
+    if type(value) is list:
+        # Those of many numbers are copied at once.
+        is_flat = _CONTAINERS.isdisjoint(map(type, value))
+        return [*value] if is_flat else [_copied(each) for each in value]
+    if type(value) is dict:
+        return {name: _copied(each) for name, each in value.items()}
+    return value
+
+
+class Seeding(Fields):
     """The place of a pipe that can begin anywhere, if it knows its seed."""
 
     seed: Seed
@@ -284,14 +339,30 @@ class Seeding(State):
         return 0
 
 
-class Counts(State):
-    """The place of a pipe that has taken so many items and yielded so many."""
+class State(Fields):
+    """A pipe's place between two items, as it is saved: how many it has taken and yielded.
+
+    Both are kept for you. What else has to be remembered is declared as in a dataclass, and is
+    saved with them: numbers, texts, lists and dicts of those. Names that begin with ``_`` are for
+    what a run needs meanwhile, and are not saved. Change a state before you yield, not after.
+
+    Where a resumed run needs items again that were taken, ``needs`` says which is the first.
+
+    >>> class Held(State):
+    ...     held: list[int] = []  # the positions of items that are kept
+    ...
+    ...     def needs(self, taken):
+    ...         return self.held[0] if self.held else taken
+    """
 
     taken: Count = 0
     yielded: Count = 0
 
+    def fill(self, taken: int, yielded: int) -> None:
+        self.taken, self.yielded = taken, yielded
 
-class Sieved(Counts):
+
+class Sieved(State):
     """The place of a pipe that yields at most one item for each of its source."""
 
     errors: Count = 0
@@ -303,13 +374,13 @@ class Sieved(Counts):
             yield "errors must be 0 where the first of them is raised"
 
 
-def at_most(state: State, less: str, more: str) -> Iterator[str]:
+def at_most(state: Fields, less: str, more: str) -> Iterator[str]:
     """Say that one field must not be greater than another, if it is."""
     if getattr(state, less) > getattr(state, more):
         yield f"{less} must be at most {more}"
 
 
-def form_of_state(kind: type[State] | None, pipe: Any, *, named: str = "{}[{!r}]") -> Form:
+def form_of_state(kind: type[Fields] | None, pipe: Any, *, named: str = "{}[{!r}]") -> Form:
     """Return the form of the states of a class; ``pipe`` is what its limits follow from."""
     if kind is None:
         return no_cursor
@@ -332,8 +403,16 @@ def form_of_state(kind: type[State] | None, pipe: Any, *, named: str = "{}[{!r}]
 def _annotations(kind: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        hints |= inspect.get_annotations(base, eval_str=True)
-    return hints
+        hints |= _annotations_of(base)
+    return {name: hint for name, hint in hints.items() if name[0] != "_"}
+
+
+def _annotations_of(cls: type) -> dict[str, Any]:
+    try:
+        return inspect.get_annotations(cls, eval_str=True)
+    except NameError:
+        # A user's own names may not be known here: then it is any plain data.
+        return dict.fromkeys(inspect.get_annotations(cls), Any)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -348,7 +427,9 @@ def _form_of_hint(hint: Any, pipe: Any) -> Form:
         return form.form(pipe) if isinstance(form, Of) else form
     if get_origin(hint) is list:
         return list_of(_form_of_hint(get_args(hint)[0], pipe))
-    return _PLAIN[hint]
+    if get_origin(hint) is dict:
+        return of_kind(dict)
+    return _PLAIN.get(hint, anything)
 
 
 def no_cursor(value: Any, where: str, form_of: FormOf) -> None:
@@ -404,7 +485,7 @@ def form_of_pipe(pipe: Any) -> Form:
         return OF_A_SOURCE
     kind = setting(pipe, "State", None)
     # A user's pipe may have such a name for something else.
-    is_of_a_state = isinstance(kind, type) and issubclass(kind, State)
+    is_of_a_state = isinstance(kind, type) and issubclass(kind, Fields)
     return form_of_state(kind if is_of_a_state else None, pipe)
 
 

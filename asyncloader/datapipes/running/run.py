@@ -20,7 +20,7 @@ import contextlib
 import copy
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from asyncloader.datapipes.running.bridge import from_loop, from_thread
@@ -188,6 +188,8 @@ def own_tree_of(pipe: Any) -> RunTree:
     return tree
 
 
+_END: Any = object()
+
 #: Counts nothing, before a pass begins and where nobody asks.
 _NONE_CAME = Count()
 
@@ -212,7 +214,10 @@ class Edge(Generic[T]):
         #: is made; and what counts those that are made.
         self._first = 0
         self._made_from = 0
-        self._count = _NONE_CAME
+        self._made = _NONE_CAME
+        #: The same where the reader takes them, which may be on another thread or loop.
+        self._came_from = 0
+        self._came = _NONE_CAME
         #: Where the pipe stood, if the reader lags behind what it has read.
         self._history: CursorHistory | None = None
         #: Notes where it stands, if it is time to, when so many of its items have come: for a
@@ -256,20 +261,20 @@ class Edge(Generic[T]):
         """
         if self._start:
             return self.first_position()
-        return max(self._first, self._made_from + self._count.passed())
+        return max(self._first, self._came_from + self._came.passed())
 
     def rewind(self) -> None:
         """Let the next pass begin at the first item, and count from there."""
-        self._start, self._count = None, _NONE_CAME
-        self._first = self._made_from = 0
+        self._start, self._made, self._came = None, _NONE_CAME, _NONE_CAME
+        self._first = self._made_from = self._came_from = 0
 
     def has_moved(self) -> bool:
-        """Whether an item has come, where they are counted."""
-        return self._count.passed() > 0
+        """Whether an item has come, or was made, where they are counted."""
+        return self._made.passed() > 0 or self._came.passed() > 0
 
     def made(self) -> int:
         """Return how many of its items a ``CountedPass`` has yielded, dropped ones included."""
-        return self._made_from + self._count.passed()
+        return self._made_from + self._made.passed()
 
     def first_cursors(self) -> Cursors:
         """Return the cursors with which the next pass begins."""
@@ -285,6 +290,12 @@ class Edge(Generic[T]):
         return start
 
     # Reading ----------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[T]:
+        return self.begin()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return aiter(self.abegin())
 
     def begin(self) -> Iterator[T]:
         """Iterate the pipe in this thread; an async pipe runs on a loop and is bridged."""
@@ -331,17 +342,27 @@ class Edge(Generic[T]):
         if not (is_async_pipe(self.pipe) and waits(self.pipe)):
             self._crossing = None
             return self._started_here()
-        self._first = self.first_position()
+        self._first = self._came_from = self.first_position()
         items = from_loop(self, self._crossed())
-        return self._counting(items, self._first) if self._counts() else items
+        if not self._counts():
+            return items
+        self._came = Count()
+        return self._came.counted(items)
 
     def _counts(self) -> bool:
         reader = self._reader
         return reader is not None and (reader.counts_edges or reader.lags())
 
     def _counting(self, items: Iterator[T], made_from: int) -> Iterator[T]:
-        self._made_from, self._count = made_from, Count()
-        return self._count.counted(items)
+        return self._new_count(made_from).counted(items)
+
+    def _new_count(self, made_from: int) -> Count:
+        """Return what counts the items that are made, of which so many were made before."""
+        self._made_from, self._made = made_from, Count()
+        if self._crossing is None:
+            # They come where they are made.
+            self._came_from, self._came = made_from, self._made
+        return self._made
 
     def _keep_history(self) -> None:
         reader = self._reader
@@ -356,6 +377,10 @@ class Edge(Generic[T]):
         A reader that lags tells how many items have come, by ``passed``.
         """
         self._keep_history()
+        self._came = _NONE_CAME
+        return self._counted_on_loop(self._abegun())
+
+    def _abegun(self) -> AsyncIterable[T]:
         if is_async_pipe(self.pipe):
             self._crossing = None
             return self.astarted()
@@ -363,6 +388,47 @@ class Edge(Generic[T]):
             self.current_device = current_device()
             return handed_over(from_thread(self, self._crossed(self.has_room)))
         return from_thread(self, self._crossed())
+
+    def _counted_on_loop(self, items: AsyncIterable[T]) -> AsyncIterable[T]:
+        """Count the items, and note where the pipe stands, where the reader does neither."""
+        reader = self._reader
+        if reader is None or not reader.counts_edges:
+            return items
+        if self._came is _NONE_CAME:
+            self._first = self._came_from = self.first_position()
+            self._came = Count()
+            items = _ticked(aiter(items), self._came)
+        return self._noted(aiter(items))
+
+    async def _noted(self, items: AsyncIterator[T]) -> AsyncIterator[T]:
+        try:
+            async for item in items:
+                self.passed(self.count())
+                yield item
+                # Do not keep the yielded item alive while the next one is made.
+                del item
+        finally:
+            await aclose_items(items)
+
+    async def aagain(self, positions: list[int]) -> tuple[list[T], AsyncIterator[T]]:
+        """Return the same as ``again``, on the running loop."""
+        if not positions:
+            return [], aiter(self)
+        then, cursors = self.first_position(), self.first_cursors()
+        self.resume(positions[0], cursors)
+        following = aiter(self.abegin())
+        # No place is noted here: the reader does not hold yet what it needs.
+        noting, self.passed = self.passed, _not_noted
+        items, wanted = [], set(positions)
+        for position in range(positions[0], then):
+            item = await anext(following, _END)
+            if item is _END:
+                break
+            if position in wanted:
+                items.append(item)
+        self.passed = noting
+        self._check_whole(positions, items)
+        return items, following
 
     def _crossed(self, may_give: Callable[[], bool] | None = None) -> Exchange[T]:
         first = self.first_cursors()
@@ -428,6 +494,9 @@ class Edge(Generic[T]):
         behind = (
             0 if start is None else begun.resume_at(position, self._cursor_in(cursors), cursors)
         )
+        if begun.counts_edges:
+            self._first = position
+            begun = _ticked(aiter(begun), self._new_count(position - behind))
         return begun if behind == 0 else adropped(aiter(begun), behind)
 
     def new_pass(self) -> Pass[T]:
@@ -495,6 +564,18 @@ class Edge(Generic[T]):
     def keep_own_state(self, state: OwnState) -> None:
         """Note the pass over a source that has a ``state_dict``."""
         self._own_state = state
+
+
+async def _ticked(items: AsyncIterator[T], count: Count) -> AsyncIterator[T]:
+    ticks = count.counted(repeat(True))
+    try:
+        async for item in items:
+            next(ticks)
+            yield item
+            # Do not keep the yielded item alive while the next one is made.
+            del item
+    finally:
+        await aclose_items(items)
 
 
 def _not_noted(count: int) -> None:
@@ -640,16 +721,28 @@ class Pass(Generic[T_co]):
         """
         if cursor is None or self.state is None:
             return position
-        self.state = state = type(self.state).loaded(cursor)
+        state = self.state
+        state.load(cursor)
         self.pipe.begin_at(state)
         self.source.resume(state.first(), cursors)
         return position - int(state.position())
 
 
 class CountedPass(Pass[T_co]):
-    """A pass whose place is how many items it has taken and yielded. It counts neither itself."""
+    """A pass whose place is its state, with how many items it has taken and yielded.
+
+    It counts neither itself. A pipe that has ``run``, or ``arun``, needs no other.
+    """
 
     counts_edges = True
+
+    def __iter__(self) -> Iterator[T_co]:
+        items: Iterator[T_co] = self.pipe.run(self.source, self.state)
+        return items
+
+    def __aiter__(self) -> AsyncIterator[T_co]:
+        items: AsyncIterator[T_co] = self.pipe.arun(self.source, self.state)
+        return items
 
     @property
     def taken(self) -> int:
@@ -661,9 +754,21 @@ class CountedPass(Pass[T_co]):
         """How many items were yielded."""
         return self.edge.made()
 
+    @property
+    def errors(self) -> int:
+        """How many errors were tolerated."""
+        return getattr(self.state, "errors", 0)
+
+    def needs(self) -> int | None:
+        taken = self.source.count()
+        needed: int = self.state.needs(taken)
+        return needed if needed < taken else None
+
+    def lags(self) -> bool:
+        return type(self).needs is not CountedPass.needs or bool(self.state.lags())
+
     def fill(self) -> None:
-        state = self.state
-        state.taken, state.yielded = self.source.count(), self.edge.made()
+        self.state.fill(self.source.count(), self.edge.made())
 
 
 _COUNTS = ("taken", "yielded")
