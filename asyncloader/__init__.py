@@ -30,7 +30,7 @@ from asyncloader.worker_info import WorkerInfo, get_worker_info
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
-    from asyncloader.datapipes.pipe import Pipe
+    from asyncloader.datapipes.patterns import Pipe
     from asyncloader.datapipes.running.cursor_forms import State
     from asyncloader.datapipes.running.run import Edge
     from asyncloader.loader.dataloader2 import DataLoader2

@@ -52,7 +52,6 @@ ROOMS = [
         "columns",
         "edges",
         "one_to_one",
-        "pipe",
         "recording",
         "shared_sequence",
         "sources",

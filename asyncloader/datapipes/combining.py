@@ -10,22 +10,20 @@ from __future__ import annotations
 import contextlib
 import operator
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
 from itertools import zip_longest
 from typing import Annotated, Any, TypeVar, overload
 
 from asyncloader.arguments import checked_mapping, checked_weight, kind_name
 from asyncloader.datapipes.base import (
-    IterDataPipe,
     MapDataPipe,
     functional_datapipe,
     is_pipe,
     most_items,
 )
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.edges import beginning, resume_one
+from asyncloader.datapipes.patterns import Pipe
 from asyncloader.datapipes.randomness import Seeded, fractions
 from asyncloader.datapipes.running.cursor_forms import (
     Count,
@@ -38,58 +36,16 @@ from asyncloader.datapipes.running.cursor_forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import Edge, Pass
-from asyncloader.datapipes.running.watch.watching import UNCOUNTED
+from asyncloader.datapipes.running.cursors import close_items
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
-from asyncloader.datapipes.splitting import OutlastingPass
 from asyncloader.seeds import checked_seed
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-
-@dataclass
-class UnevenPass(OutlastingPass[T]):
-    """A pass that counts what it has taken of each source."""
-
-    sources: list[Edge[Any]] = field(init=False, repr=False)
-    taken: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.sources = [self.edge.of(source) for source in self.pipe.sources]
-        self.taken = [0] * len(self.sources)
-        # The sources' cursors when this pass began or resumed. A source that was not read since
-        # may have none of its own.
-        self._began_at = [*self.taken]
-        self._began_with: list[Cursors] = [{} for _ in self.sources]
-
-    def counts(self) -> tuple[int, int, bool, int]:
-        return UNCOUNTED, sum(self.taken), False, 0
-
-    def note_begin(self) -> None:
-        """Note the sources' first cursors, before they begin."""
-        self._began_with = [beginning(source) for source in self.sources]
-
-    def note_taken(self, turn: int) -> None:
-        """Count an item of a source."""
-        self.taken[turn] += 1
-        self._began_with[turn] = {}
-
-    def put_source_cursors(self, into: Cursors) -> None:
-        for turn, source in enumerate(self.sources):
-            if self.taken[turn] > self._began_at[turn]:
-                source.put_cursors(into)
-            else:
-                into.update(self._began_with[turn])
-        super().put_source_cursors(into)
-
-    def resume_each(self, taken: Iterable[int], cursors: Cursors) -> None:
-        """Resume each source after the given number of its items."""
-        self.taken = [*taken]
-        self._began_at = [*self.taken]
-        for source, count in zip(self.sources, self.taken, strict=True):
-            resume_one(source, count, cursors)
+#: What a pipe of several sources reads.
+Edges = tuple[Edge[Any], ...]
 
 
 @contextlib.contextmanager
@@ -103,8 +59,10 @@ def readers(sources: Iterable[Edge[Any]]) -> Iterator[list[Iterator[Any]]]:
         yield iterators
 
 
-class Together(IterDataPipe[T_co]):
+class Together(Pipe[T_co]):
     """A pipe that reads all its sources at a time."""
+
+    State: type[Fields] | None = None
 
     sources: tuple[Any, ...]
 
@@ -126,47 +84,12 @@ class Zipper(Together[tuple[Any, ...]]):
     def __len__(self) -> int:
         return min(map(len, self.sources))
 
-    def new_pass(self, edge: Edge[Any]) -> ZipPass:
-        return ZipPass(edge, zip)
+    def start(self, position: int) -> tuple[int, int]:
+        return position, 0
 
-
-@dataclass
-class SideBySide(Pass[T]):
-    """A pass that takes the same number of items from every source."""
-
-    sources: list[Edge[Any]] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.sources = [self.edge.of(source, self) for source in self.pipe.sources]
-
-    def put_source_cursors(self, into: Cursors) -> None:
-        for source in self.sources:
-            self.put_place(source, into)
-
-    def resume_all(self, position: int, cursors: Cursors) -> None:
-        """Resume every source after its first ``position`` items."""
-        for source in self.sources:
-            resume_one(source, position, cursors)
-
-
-@dataclass
-class ZipPass(SideBySide[tuple[Any, ...]]):
-    """One pass over a Zipper or a ZipperLongest, which knows how many tuples it has yielded."""
-
-    #: Puts iterators together.
-    zipped: Callable[..., Iterator[tuple[Any, ...]]] = field(repr=False)
-    yielded: int = 0
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        with readers(self.sources) as iterators:
-            for items in self.zipped(*iterators):
-                self.yielded += 1
-                yield items
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.yielded = position
-        self.resume_all(position, cursors)
-        return 0
+    def run(self, source: Edges, state: None) -> Iterator[tuple[Any, ...]]:
+        with readers(source) as iterators:
+            yield from zip(*iterators, strict=False)
 
 
 @functional_datapipe("zip_longest")
@@ -196,8 +119,12 @@ class ZipperLongest(Together[tuple[Any, ...]]):
     def __len__(self) -> int:
         return max(map(len, self.sources))
 
-    def new_pass(self, edge: Edge[Any]) -> ZipPass:
-        return ZipPass(edge, partial(zip_longest, fillvalue=self.fill_value))
+    def start(self, position: int) -> tuple[int, int]:
+        return position, 0
+
+    def run(self, source: Edges, state: None) -> Iterator[tuple[Any, ...]]:
+        with readers(source) as iterators:
+            yield from zip_longest(*iterators, fillvalue=self.fill_value)
 
 
 @functional_datapipe("mux")
@@ -215,35 +142,15 @@ class Multiplexer(Together[T]):
     def __len__(self) -> int:
         return min(map(len, self.sources)) * len(self.sources)
 
-    def new_pass(self, edge: Edge[Any]) -> MuxPass[T]:
-        return MuxPass(edge)
+    def start(self, position: int) -> tuple[int, int]:
+        # All items of a round are taken before the first is yielded.
+        return divmod(position, len(self.sources))
 
-
-@dataclass
-class MuxPass(SideBySide[T]):
-    """One pass over a Multiplexer: the rounds taken, and the items yielded of the last round."""
-
-    rounds: int = 0
-    turn: int = 0
-
-    def needs(self) -> int:
-        # All items of the current round were taken already.
-        is_whole = self.turn == len(self.sources)
-        return self.rounds if is_whole else self.rounds - 1
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.rounds, behind = divmod(position, len(self.sources))
-        self.turn = len(self.sources)
-        self.resume_all(self.rounds, cursors)
-        return behind
-
-    def __iter__(self) -> Iterator[T]:
-        with readers(self.sources) as iterators:
+    def run(self, source: Edges, state: None) -> Iterator[T]:
+        with readers(source) as iterators:
             # A round is yielded only when every source has given its item.
             for items in zip(*iterators, strict=False):
-                self.rounds += 1
-                for self.turn, item in enumerate(items, 1):
-                    yield item
+                yield from items
 
 
 class InTurn(Fields):
@@ -255,6 +162,12 @@ class InTurn(Fields):
     ended: Annotated[list[int], Of(lambda pipe: ascending(below=len(pipe.sources)))] = field(
         default_factory=list
     )
+    #: How many sources there are.
+    _sources: int = 0
+
+    def first(self) -> list[int]:  # type: ignore[override]  # of several sources
+        # A source that had ended has fewer items than this.
+        return [self.rounds + (place <= self.turn) for place in range(self._sources)]
 
 
 @functional_datapipe("mux_longest")
@@ -274,29 +187,11 @@ class MultiplexerLongest(Together[T]):
     def __len__(self) -> int:
         return sum(map(len, self.sources))
 
-    def new_pass(self, edge: Edge[Any]) -> MuxLongestPass[T]:
-        return MuxLongestPass(edge)
+    def new_state(self) -> InTurn:
+        return InTurn(_sources=len(self.sources))
 
-
-@dataclass
-class MuxLongestPass(UnevenPass[T]):
-    """One pass over a MultiplexerLongest."""
-
-    state: InTurn = field(default_factory=InTurn, kw_only=True)
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is None:
-            return position
-        self.state = state = InTurn.loaded(cursor)
-        # A source that had ended has fewer items than this.
-        taken = (state.rounds + (place <= state.turn) for place in range(len(self.sources)))
-        self.resume_each(taken, cursors)
-        return position - state.yielded
-
-    def __iter__(self) -> Iterator[T]:
-        self.note_begin()
-        state = self.state
-        with readers(self.sources) as iterators:
+    def run(self, source: Edges, state: InTurn) -> Iterator[T]:
+        with readers(source) as iterators:
             first = state.turn + 1
             while len(state.ended) < len(iterators):
                 for turn in range(first, len(iterators)):
@@ -305,10 +200,8 @@ class MuxLongestPass(UnevenPass[T]):
                     item = next(iterators[turn], _END)
                     if item is _END:
                         insort(state.ended, turn)
-                        self.note_end(self.sources[turn])
                         continue
                     state.turn = turn
-                    self.note_taken(turn)
                     state.yielded += 1
                     yield item
                 state.rounds += 1
@@ -365,6 +258,12 @@ class Mixed(Fields):
     taken: Annotated[list[int], Of(_taken_form)] = field(default_factory=list)
     ended: Annotated[list[int], Of(_ended_form)] = field(default_factory=list)
 
+    def first(self) -> list[int]:  # type: ignore[override]  # of several sources
+        return self.taken
+
+    def fill(self, taken: Any, yielded: int) -> None:
+        self.taken = taken
+
     def check(self, pipe: Any) -> Iterator[str]:
         if self.yielded != sum(self.taken):
             yield "as many items were yielded as were taken of all sources"
@@ -372,7 +271,7 @@ class Mixed(Fields):
             yield "each draw is for an item, or for a source that has ended"
 
 
-class SampleMultiplexer(Seeded, IterDataPipe[T]):
+class SampleMultiplexer(Seeded, Pipe[T]):
     """Yield items of several sources, drawing each time which one gives its next.
 
     ``pipes_to_weights_dict`` says how often a source is drawn relative to the others.
@@ -420,40 +319,25 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
         """The sources, in the order in which they were given."""
         return tuple(self.pipes_to_weights_dict)
 
-    def new_pass(self, edge: Edge[Any]) -> MixPass[T]:
+    def new_state(self) -> Mixed:
         seed = self.next_seed() if self.seed is None else self.seed
-        return MixPass(edge, state=Mixed(seed=seed))
+        return Mixed(seed=seed, taken=[0] * len(self.sources))
 
-
-@dataclass
-class MixPass(UnevenPass[T]):
-    """One pass over a SampleMultiplexer."""
-
-    state: Mixed = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._weights = [*self.pipe.pipes_to_weights_dict.values()]
-
-    def __iter__(self) -> Iterator[T]:
-        state = self.state
+    def run(self, source: Edges, state: Mixed) -> Iterator[T]:
         draw = fractions(state.seed, state.drawn).__next__
-        self.note_begin()
-        with readers(self.sources) as iterators:
-            while (turn := self._draw_turn(draw())) is not None:
+        with readers(source) as iterators:
+            while (turn := self._draw_turn(draw(), state.ended)) is not None:
                 state.drawn += 1
                 item = next(iterators[turn], _END)
                 if item is _END:
                     state.ended.append(turn)
-                    self.note_end(self.sources[turn])
                     continue
-                self.note_taken(turn)
                 state.yielded += 1
                 yield item
 
-    def _draw_turn(self, fraction: float) -> int | None:
-        weights = self._weights
-        open_ones = [turn for turn in range(len(self.sources)) if turn not in self.state.ended]
+    def _draw_turn(self, fraction: float, ended: list[int]) -> int | None:
+        weights = [*self.pipes_to_weights_dict.values()]
+        open_ones = [turn for turn in range(len(weights)) if turn not in ended]
         rest = fraction * sum(weights[turn] for turn in open_ones)
         for turn in open_ones:
             rest -= weights[turn]
@@ -461,14 +345,3 @@ class MixPass(UnevenPass[T]):
                 return turn
         # Rounding may leave the sum of the fractions a little too small.
         return open_ones[-1] if open_ones else None
-
-    def fill(self) -> None:
-        self.state.taken = self.taken
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is None:
-            return position
-        self.state = state = Mixed.loaded(cursor)
-        self.pipe.follow_seed(state.seed)
-        self.resume_each(state.taken, cursors)
-        return position - state.yielded

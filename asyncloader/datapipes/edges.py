@@ -14,12 +14,13 @@ from types import FunctionType, NoneType
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
-from asyncloader.datapipes.running.cursors import Cursors, cursors_of
+from asyncloader.datapipes.running.cursors import Cursors, cursors_of, put_cursor
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.traits import (
     attributes,
     draws,
+    is_branch,
     is_splitter,
     is_without_order,
     reads_in_turn,
@@ -236,3 +237,18 @@ def beginning(source: Edge[Any]) -> Cursors:
     """
     first = source.first_cursors()
     return cursors_of(pipes_from(source.pipe, to_splitters=True), first) if first else {}
+
+
+def branches_read_by(source: Edge[Any]) -> Cursors:
+    """Return the present cursors of the branches that a source reads."""
+    into: Cursors = {}
+    waiting = [source.pipe]
+    while waiting:
+        pipe = waiting.pop()
+        if is_branch(pipe):
+            split = pipe.split_in(source.tree)
+            if split is not None:
+                put_cursor(pipe, split.cursor_of(pipe.index), into)
+        else:
+            waiting += edges_of(pipe)
+    return into

@@ -22,11 +22,11 @@ from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.patterns import (
     END,
     Expander,
+    Pipe,
     after,
     closing_items,
     users_parts,
 )
-from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.randomness import Shuffling, fractions
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,

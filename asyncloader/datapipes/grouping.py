@@ -21,8 +21,7 @@ from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.call import answer_of, calling, is_async, key_of
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns import Finished, closing_items
-from asyncloader.datapipes.pipe import Pipe
+from asyncloader.datapipes.patterns import Finished, Pipe, closing_items
 from asyncloader.datapipes.recording import Joining, of_numbered
 from asyncloader.datapipes.running.cursor_forms import (
     Of,

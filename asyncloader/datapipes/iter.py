@@ -56,7 +56,7 @@ from asyncloader.datapipes.mapping import (
 )
 from asyncloader.datapipes.moving import DeviceMover
 from asyncloader.datapipes.packing import SequencePacker
-from asyncloader.datapipes.pipe import Pipe
+from asyncloader.datapipes.patterns import Pipe
 from asyncloader.datapipes.prefetching import PinMemory, Prefetcher
 from asyncloader.datapipes.random_splitting import RandomSplitter
 from asyncloader.datapipes.repeating import Concater, Cycler, Repeater

@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from asyncloader.arguments import checked_count, checked_function
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.base import MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, blame, calling, is_async, key_of
-from asyncloader.datapipes.edges import resume_one
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns import add_cursors, numbers_in, runs_form, runs_of
+from asyncloader.datapipes.patterns import Pipe, numbers_in, runs_form, runs_of
 from asyncloader.datapipes.running.cursor_forms import (
     MOST_HELD,
     Count,
@@ -25,12 +24,12 @@ from asyncloader.datapipes.running.cursor_forms import (
     Form,
     Of,
 )
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.running.run import Edge, Pass
+from asyncloader.datapipes.running.cursors import close_items
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 
-class Joiner(IterDataPipe[Any]):
+class Joiner(Pipe[Any]):
     """Yields one result for each item of ``source``."""
 
     source: Any
@@ -71,9 +70,19 @@ class Joined(Fields):
     ref_taken: Count = 0
     dropped: Count | None = None
     waiting: Annotated[list[int], Of(_waiting_form)] = field(default_factory=list)
+    #: Their numbers and the items, by their keys, the oldest first.
+    _waiting: dict[Any, tuple[int, Any]] = field(default_factory=dict)
 
-    def first(self) -> int:
-        return self.yielded
+    def first(self) -> list[int]:  # type: ignore[override]  # of both sources
+        return [self.yielded, self.ref_taken]
+
+    def needs(self, taken: Any) -> Any:
+        oldest = next((number for number, _ in self._waiting.values()), taken[1])
+        return [taken[0], oldest]
+
+    def fill(self, taken: Any, yielded: int) -> None:
+        self.ref_taken = taken[1]
+        self.waiting = runs_of(number for number, _ in self._waiting.values())
 
     def check(self, pipe: Any) -> Iterator[str]:
         if sum(self.waiting[-2:]) > self.ref_taken:
@@ -130,102 +139,65 @@ class IterKeyZipper(Joiner):
     def waits(self) -> bool:
         return super().waits() or is_async(self.ref_key)
 
-    def new_pass(self, edge: Edge[Any]) -> IterJoinPass:
-        return IterJoinPass(edge)
+    @property
+    def sources(self) -> tuple[Any, Any]:
+        """What is yielded, and what is looked up."""
+        return self.source, self.ref_datapipe
 
-
-@dataclass
-class IterJoinPass(Pass[Any]):
-    """One pass over an IterKeyZipper: the items of the other source that wait, by their keys."""
-
-    counts_edges = True
-
-    state: Joined = field(default_factory=Joined, kw_only=True)
-
-    dropped: int = 0
-    #: The numbers and the items.
-    waiting: dict[Any, tuple[int, Any]] = field(default_factory=dict, repr=False)
-    refs: Edge[Any] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        # It lags behind the other source only.
-        self._source = self.edge.of(self.pipe.source)
-        self.refs = self.edge.of(self.pipe.ref_datapipe, self)
-
-    def __iter__(self) -> Iterator[Any]:
-        pipe = self.pipe
+    def run(self, source: tuple[Edge[Any], Edge[Any]], state: Joined) -> Iterator[Any]:
+        items, refs = source
+        waiting = state._waiting
         with contextlib.ExitStack() as stack:
             key_fn, ref_key_fn, merge = (
                 stack.enter_context(calling(function))
-                for function in (pipe.key_fn, pipe.ref_key, pipe.merge)
+                for function in (self.key_fn, self.ref_key, self.merge)
             )
-            first, waited = self.refs.count(), numbers_in(self.state.waiting)
-            again, following = self.refs.again(waited)
+            first, waited = refs.count(), numbers_in(state.waiting)
+            again, following = refs.again(waited)
             stack.callback(close_items, following)
-            refs = enumerate(following, first)
+            numbered = enumerate(following, first)
             for number, ref in zip(waited, again, strict=True):
-                self.waiting[key_of(pipe, ref_key_fn, ref)] = number, ref
-            for item in self.source.begin():
-                key = key_of(pipe, key_fn, item)
-                while key not in self.waiting:
-                    self._take_for(key, refs, ref_key_fn)
-                result = pipe.result(key, merge, item, self.waiting[key][1])
-                del self.waiting[key]
-                self.state.yielded += 1
+                waiting[key_of(self, ref_key_fn, ref)] = number, ref
+            for item in items:
+                key = key_of(self, key_fn, item)
+                while key not in waiting:
+                    self._take_for(key, numbered, ref_key_fn, state)
+                result = self.result(key, merge, item, waiting[key][1])
+                del waiting[key]
+                state.yielded += 1
                 yield result
 
     def _take_for(
-        self, wanted: Any, refs: Iterator[tuple[int, Any]], ref_key_fn: Callable[..., Any]
+        self,
+        wanted: Any,
+        refs: Iterator[tuple[int, Any]],
+        ref_key_fn: Callable[..., Any],
+        state: Joined,
     ) -> None:
-        held = next(refs, None)
+        waiting, held = state._waiting, next(refs, None)
         if held is None:
             raise BufferError(
-                f"{self.pipe!r} found no item with the key {wanted!r} in its ref_datapipe; if it"
+                f"{self!r} found no item with the key {wanted!r} in its ref_datapipe; if it"
                 " was dropped before its turn, make buffer_size larger"
             )
-        key = key_of(self.pipe, ref_key_fn, held[1])
-        if key in self.waiting:
+        key = key_of(self, ref_key_fn, held[1])
+        if key in waiting:
             raise ValueError(
-                f"{self.pipe!r} got the key {key!r} from its ref_datapipe twice; keys must differ"
+                f"{self!r} got the key {key!r} from its ref_datapipe twice; keys must differ"
             )
-        if key != wanted and len(self.waiting) == self.pipe.buffer_size:
-            self._drop_oldest()
-        self.waiting[key] = held
+        if key != wanted and len(waiting) == self.buffer_size:
+            self._drop_oldest(state)
+        waiting[key] = held
 
-    def _drop_oldest(self) -> None:
-        del self.waiting[next(iter(self.waiting))]
-        self.dropped += 1
-        if self.dropped == 1:
+    def _drop_oldest(self, state: Joined) -> None:
+        del state._waiting[next(iter(state._waiting))]
+        state.dropped = (state.dropped or 0) + 1
+        if state.dropped == 1:
             warnings.warn(
-                f"{self.pipe!r} drops items that wait for their partners, the oldest first; if"
+                f"{self!r} drops items that wait for their partners, the oldest first; if"
                 " their partners are still to come, make buffer_size larger",
                 stacklevel=4,
             )
-
-    def fill(self) -> None:
-        state = self.state
-        state.ref_taken, state.dropped = self.refs.count(), self.dropped or None
-        state.waiting = runs_of(number for number, _ in self.waiting.values())
-
-    def put_source_cursors(self, into: Cursors) -> None:
-        self.source.put_cursors(into)
-        add_cursors(self.refs.place(self.needs()), into)
-
-    def has_moved(self) -> bool:
-        return super().has_moved() or self.refs.has_moved()
-
-    def needs(self) -> int | None:
-        # The oldest comes first.
-        return next((number for number, _ in self.waiting.values()), None)
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is None:
-            return position
-        self.state = state = Joined.loaded(cursor)
-        self.dropped = state.dropped or 0
-        resume_one(self.refs, state.ref_taken, cursors)
-        resume_one(self.source, state.yielded, cursors)
-        return position - state.yielded
 
 
 @functional_datapipe("zip_with_map")

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, is_async
-from asyncloader.datapipes.patterns import closing_items
-from asyncloader.datapipes.pipe import Pipe
+from asyncloader.datapipes.patterns import Pipe, closing_items
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,

@@ -1,5 +1,7 @@
 """Base classes of pipes.
 
+This file is about ``Pipe``, a class with one method, ``run``, and a ``State`` that says where a run
+is; and about the pass that is the same for all of them.
 ``Applier`` makes at most one result of each item, and ``Expander`` several items out of one.
 ``Finished`` is the place of a pipe that reads what it holds again.
 """
@@ -7,14 +9,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from types import CoroutineType
 from typing import Any, TypeVar
 
+from asyncloader.arguments import kind_name
+from asyncloader.datapipes.base import IterDataPipe, is_pipe
 from asyncloader.datapipes.call import blame, calling, unawaited
+from asyncloader.datapipes.edges import beginning, branches_read_by, resume_one
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
-from asyncloader.datapipes.pipe import Pipe
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
@@ -26,12 +33,18 @@ from asyncloader.datapipes.running.cursor_forms import (
     list_of,
     refuse,
 )
-from asyncloader.datapipes.running.cursors import Cursors, close_items
-from asyncloader.datapipes.running.run import Edge, Pass
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.running.run import CountedPass, Edge, Pass
+from asyncloader.datapipes.running.traits import setting
+from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+#: In the class whose attribute has its name.
+_Taken = State
 
 
 @contextlib.contextmanager
@@ -93,6 +106,224 @@ def numbers_in(runs: list[int]) -> list[int]:
     """
     pairs: Any = zip(runs[::2], runs[1::2], strict=True)
     return [number for first, length in pairs for number in range(first, first + length)]
+
+
+class Pipe(IterDataPipe[T_co]):
+    """A pipe that remembers items, or something about them, and resumes exactly where it was.
+
+    Write ``run``, a generator that reads ``source``, which is the edge to ``self.source``, by
+    ``for``; or ``arun``, an async generator that reads it by ``async for``. What it remembers from
+    one item to the next is in ``state``, an object of the class ``State``, and nowhere else. A pipe
+    with ``self.sources`` is given a tuple of edges, and one with neither is given None.
+
+    A run begins where its state says: at item ``state.taken`` of the source, in a new epoch at 0.
+    ``source.again(positions)`` gives items before that again.
+
+    >>> class EveryOther(Pipe):
+    ...     def __init__(self, source):
+    ...         self.source = source
+    ...     def run(self, source, state):
+    ...         for number, item in enumerate(source, state.taken):
+    ...             if number % 2 == 0:
+    ...                 yield item
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(EveryOther(IterableWrapper("abcde")))
+    ['a', 'c', 'e']
+    """
+
+    State: type[Fields] | None = _Taken
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _check_class(cls)
+
+    def run(self, source: Any, state: Any) -> Iterator[T_co]:
+        """Read the source from where the state says, and yield what is made of it."""
+        raise NotImplementedError(f"{type(self).__qualname__} must define run or arun")
+
+    def arun(self, source: Any, state: Any) -> AsyncIterator[T_co]:
+        """Do the same as ``run`` on an event loop."""
+        raise NotImplementedError
+
+    def start(self, position: int) -> tuple[int, int]:
+        """Return where to begin to yield the items from a position on, without a ``State``.
+
+        That is how many items of the source come before the first that is read, and how many
+        results are dropped then.
+        """
+        raise NotImplementedError
+
+    def new_state(self) -> Any:
+        """Return the state with which a run begins at the first item."""
+        return None if self.State is None else self.State()
+
+    def new_pass(self, edge: Edge[Any]) -> Pass[T_co]:
+        reads = setting(self, "source", None)
+        if reads is not None and not is_pipe(reads):
+            raise TypeError(
+                f"the source of {self!r} must be a pipe, got {kind_name(reads)}; wrap it:"
+                " IterableWrapper(...)"
+            )
+        several = setting(self, "sources", None)
+        kind = PipePass if several is None else SeveralPass
+        return kind(edge, state=self.new_state())
+
+    def is_async(self) -> bool:
+        return type(self).arun is not Pipe.arun or super().is_async()
+
+
+def _check_class(cls: type[Pipe[Any]]) -> None:
+    """Raise TypeError for a class that could not be run."""
+    own = vars(cls)
+    run, arun, kind = own.get("run"), own.get("arun"), own.get("State")
+    name = cls.__qualname__
+    if inspect.isasyncgenfunction(run) or inspect.iscoroutinefunction(run):
+        raise TypeError(f"{name}.run is async; name it arun, and read the source by `async for`")
+    if arun is not None and not inspect.isasyncgenfunction(arun):
+        raise TypeError(
+            f"{name}.arun is no async generator: write `async def` and yield the items; if it"
+            " awaits nothing, write run instead"
+        )
+    if run is not None and arun is not None:
+        raise TypeError(f"{name} has run and arun; define one of the two, both forms work then")
+    if "__iter__" in own or "__aiter__" in own:
+        raise TypeError(
+            f"{name} is a Pipe, which is iterated by its run: rename __iter__ to run(self, source,"
+            " state), or derive from IterDataPipe"
+        )
+    is_other = isinstance(kind, type) and not issubclass(kind, Fields)
+    if is_other or not isinstance(kind, type | property | None):
+        raise TypeError(f"{name}.State must be a class that derives from asyncloader.State")
+
+
+@dataclass
+class PipePass(CountedPass[T]):
+    """One pass over a Pipe, which is run on the edge to its source."""
+
+    def __iter__(self) -> Iterator[T]:
+        items: Iterator[T] = self.pipe.run(self.reading(), self.state)
+        if not hasattr(items, "__next__"):
+            raise TypeError(
+                f"{type(self.pipe).__qualname__}.run must be a generator: it yields its items one"
+                f" by one, and returned {type(items).__name__}"
+            )
+        return items
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        items: AsyncIterator[T] = self.pipe.arun(self.reading(), self.state)
+        return items
+
+    def reading(self) -> Any:
+        """Return what the pipe is given to read."""
+        return None if self.reads() is None else self.source
+
+    def reads(self) -> Any:
+        return setting(self.pipe, "source", None)
+
+    @property
+    def errors(self) -> int:
+        """How many errors were tolerated."""
+        return getattr(self.state, "errors", 0)
+
+    def needs(self) -> int | None:
+        taken = self.source.count()
+        if self.state is None:
+            needed: int = self.pipe.start(self.edge.made())[0]
+        else:
+            needed = self.state.needs(taken)
+        return needed if needed < taken else None
+
+    def lags(self) -> bool:
+        if self.state is None:
+            return bool(self.pipe.start(1)[1])
+        return bool(self.state.lags())
+
+    def fill(self) -> None:
+        if self.state is not None:
+            super().fill()
+
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if self.state is None:
+            taken, behind = self.pipe.start(position)
+            self.resume_sources(taken, cursors)
+            return int(behind)
+        if cursor is None:
+            return position
+        self.state.load(cursor)
+        self.pipe.begin_at(self.state)
+        self.resume_sources(self.state.first(), cursors)
+        return position - int(self.state.position())
+
+    def resume_sources(self, taken: Any, cursors: Cursors) -> None:
+        """Resume what the pipe reads behind so many items."""
+        if self.reads() is not None:
+            self.source.resume(taken, cursors)
+
+
+@dataclass
+class SeveralPass(PipePass[T]):
+    """One pass over a Pipe that reads several sources, each as far as it likes."""
+
+    sources: tuple[Edge[Any], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.sources = tuple(self.edge.of(each, self) for each in self.pipe.sources)
+        # The sources' cursors when this pass began or resumed. A source that was not read since
+        # may have none of its own.
+        self._began_with: list[Cursors] = [{} for _ in self.sources]
+        # What those that have ended had read of branches, which others may still read.
+        self._ended_branches: Cursors = {}
+        for source in self.sources:
+            source.note_end = partial(self._note_end, source)
+
+    def _note_end(self, source: Edge[Any]) -> None:
+        self._ended_branches |= branches_read_by(source)
+
+    def reading(self) -> Any:
+        # They have not begun yet.
+        self._began_with = [beginning(source) for source in self.sources]
+        return self.sources
+
+    def has_moved(self) -> bool:
+        return self.edge.has_moved() or any(source.has_moved() for source in self.sources)
+
+    def taken_each(self) -> list[int]:
+        """Return how many items of each source have come."""
+        return [source.count() for source in self.sources]
+
+    def counts(self) -> tuple[int, int, bool, int]:
+        return UNCOUNTED, self.edge.made(), False, self.errors
+
+    def fill(self) -> None:
+        if self.state is not None:
+            self.state.fill(self.taken_each(), self.edge.made())
+
+    def needs_of(self, source: Edge[Any]) -> int | None:
+        if self.state is None:
+            needed = self.pipe.start(self.edge.made())[0]
+        else:
+            needed = self.state.needs(self.taken_each())[self.sources.index(source)]
+        return needed if needed < source.count() else None
+
+    def put_source_cursors(self, into: Cursors) -> None:
+        behind: list[tuple[Edge[Any], int]] = []
+        for source, began_with in zip(self.sources, self._began_with, strict=True):
+            needed = self.needs_of(source) if self.lags() else None
+            if not source.has_moved():
+                into.update(began_with)
+            elif needed is None:
+                source.put_cursors(into)
+            else:
+                behind.append((source, needed))
+        # Where a source lags, what it noted may have older cursors of what others read.
+        for source, needed in behind:
+            add_cursors(source.place(needed), into)
+        add_cursors(self._ended_branches, into)
+
+    def resume_sources(self, taken: Any, cursors: Cursors) -> None:
+        each = [taken] * len(self.sources) if self.state is None else taken
+        for source, count in zip(self.sources, each, strict=True):
+            resume_one(source, count, cursors)
 
 
 class Finished(State):

@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar
 from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.edges import edges_of, pipes_from
+from asyncloader.datapipes.edges import branches_read_by, edges_of, pipes_from
+from asyncloader.datapipes.patterns import Pipe, add_cursors
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
@@ -31,7 +32,7 @@ from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.running.run import CountedPass, Edge, RunTree
 from asyncloader.datapipes.running.traits import draws, keeps_one_of_several
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
-from asyncloader.datapipes.splitting import Branch, OutlastingPass
+from asyncloader.datapipes.splitting import Branch
 
 T = TypeVar("T")
 
@@ -95,13 +96,15 @@ class Concater(IterDataPipe[T]):
 
 
 @dataclass
-class ConcatPass(OutlastingPass[T], CountedPass[T]):
-    """One pass over a Concater."""
+class ConcatPass(CountedPass[T]):
+    """One pass over a Concater, which goes on after one of its sources has ended."""
 
     state: Concatenated = field(default_factory=Concatenated, kw_only=True)
 
     def __post_init__(self) -> None:
         self.sources = [self.edge.of(source, self) for source in self.pipe.sources]
+        # What those that have ended had read of branches, which others may still read.
+        self._ended_branches: Cursors = {}
         # Such as the shares of one random_split, which all read its source.
         self._seeds = RoundSeeds(self.edge.tree, _read_again(self.pipe.sources))
 
@@ -119,8 +122,9 @@ class ConcatPass(OutlastingPass[T], CountedPass[T]):
         return super().resume_at(position, cursor, cursors)
 
     def put_source_cursors(self, into: Cursors) -> None:
+        # The present source adds its own first: it may read the same branches again.
         self.source.put_cursors(into)
-        super().put_source_cursors(into)
+        add_cursors(self._ended_branches, into)
 
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
@@ -128,7 +132,7 @@ class ConcatPass(OutlastingPass[T], CountedPass[T]):
             yield from self.source.begin()
             if self.state.current == len(self.sources) - 1:
                 return
-            self.note_end(self.source)
+            self._ended_branches |= branches_read_by(self.source)
             self.state.current += 1
             self._seeds.begin_next()
 
@@ -325,13 +329,15 @@ def _up_to_branches(pipe: Any) -> dict[int, Any]:
 
 
 @functional_datapipe("repeat")
-class Repeater(IterDataPipe[T]):
+class Repeater(Pipe[T]):
     """Yield each item ``times`` times in a row; it is the same object each time.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2]).repeat(2))
     [1, 1, 2, 2]
     """
+
+    State = None
 
     def __init__(self, source_datapipe: Iterable[T], times: int) -> None:
         self.source = iterable_source(source_datapipe)
@@ -340,30 +346,11 @@ class Repeater(IterDataPipe[T]):
     def __len__(self) -> int:
         return told(self, self.times * len(self.source))
 
-    def new_pass(self, edge: Edge[Any]) -> RepeatPass[T]:
-        return RepeatPass(edge)
-
-
-@dataclass
-class RepeatPass(CountedPass[T]):
-    """One pass over a Repeater: the items taken, and how often the last was yielded."""
-
-    repeated: int = 0
-
-    def needs(self) -> int:
+    def start(self, position: int) -> tuple[int, int]:
         # An item that must still be repeated is taken again.
-        is_done = self.repeated == self.pipe.times
-        return self.taken if is_done else self.taken - 1
+        return divmod(position, self.times)
 
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        taken, behind = divmod(position, int(self.pipe.times))
-        self.repeated = self.pipe.times
-        self.source.resume(taken, cursors)
-        return behind
-
-    def __iter__(self) -> Iterator[T]:
-        for item in self.source.begin():
-            self.repeated = 0
-            while self.repeated < self.pipe.times:
-                self.repeated += 1
+    def run(self, source: Edge[T], state: None) -> Iterator[T]:
+        for item in source:
+            for _ in range(self.times):
                 yield item

@@ -18,7 +18,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, calling, is_async, unawaited
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.one_to_one import OneToOnePass
-from asyncloader.datapipes.pipe import Pipe
+from asyncloader.datapipes.patterns import Pipe
 from asyncloader.datapipes.recording import of_numbered
 from asyncloader.datapipes.running.cursor_forms import Sieved
 from asyncloader.datapipes.running.cursors import close_items

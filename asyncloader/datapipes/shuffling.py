@@ -37,7 +37,7 @@ from asyncloader.datapipes.batching import largest_batch
 from asyncloader.datapipes.converting import LookupPass
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.one_to_one import OneToOnePass
-from asyncloader.datapipes.pipe import Pipe
+from asyncloader.datapipes.patterns import Pipe
 from asyncloader.datapipes.randomness import BLOCK, Shuffling, fractions
 from asyncloader.datapipes.running.cursor_forms import (
     Count,

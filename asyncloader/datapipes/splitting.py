@@ -26,8 +26,7 @@ from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, blame, is_async, itself
 from asyncloader.datapipes.edges import all_readers, edges_of, read_apart
-from asyncloader.datapipes.patterns import add_cursors
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, put_cursor
+from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass, RunTree, own_tree_of
 from asyncloader.datapipes.running.traits import reads_ahead
@@ -108,39 +107,6 @@ class BranchPass(Pass[T]):
 
     def put_source_cursors(self, into: Cursors) -> None:
         """Add nothing: the branch's own cursor includes those of the splitter's sources."""
-
-
-@dataclass
-class OutlastingPass(Pass[T]):
-    """A pass that continues after one of its sources has ended."""
-
-    _ended_branches: Cursors = field(default_factory=dict, init=False, repr=False)
-
-    def note_end(self, source: Edge[Any]) -> None:
-        """Note that a source has ended; call it right after its last item."""
-        self._ended_branches |= _branches_read_by(source)
-
-    def put_source_cursors(self, into: Cursors) -> None:
-        """Add the cursors of the branches that the ended sources had read.
-
-        The present source adds its own first: it may read the same branches again.
-        """
-        add_cursors(self._ended_branches, into)
-
-
-def _branches_read_by(source: Edge[Any]) -> Cursors:
-    """Return the present cursors of the branches that a source reads."""
-    into: Cursors = {}
-    waiting = [source.pipe]
-    while waiting:
-        pipe = waiting.pop()
-        if isinstance(pipe, Branch):
-            split = pipe.split_in(source.tree)
-            if split is not None:
-                put_cursor(pipe, split.cursor_of(pipe.index), into)
-        else:
-            waiting += edges_of(pipe)
-    return into
 
 
 class BranchIterator(Iterator[T]):

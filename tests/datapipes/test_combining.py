@@ -58,15 +58,15 @@ def test_one_source_that_fails_closes_the_others() -> None:
     assert source.open == 0
 
 
-def test_mux_knows_its_round_and_turn() -> None:
+def test_mux_takes_whole_rounds() -> None:
     pipe = Multiplexer("abc", "de")
     RunTree([pipe])
 
-    assert [(n, latest_pass(pipe).rounds, latest_pass(pipe).turn) for n in pipe] == [
-        ("a", 1, 1),
-        ("d", 1, 2),
-        ("b", 2, 1),
-        ("e", 2, 2),
+    assert [(n, latest_pass(pipe).taken_each()) for n in pipe] == [
+        ("a", [1, 1]),
+        ("d", [1, 1]),
+        ("b", [2, 2]),
+        ("e", [2, 2]),
     ]
 
 

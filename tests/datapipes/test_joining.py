@@ -93,7 +93,7 @@ def test_no_more_than_the_buffer_waits() -> None:
     RunTree([pipe])
 
     for _ in pipe:
-        assert len(latest_pass(pipe).waiting) <= 4  # type: ignore[union-attr]
+        assert len(latest_pass(pipe).state._waiting) <= 4  # type: ignore[union-attr]
     assert refs.taken == 7
     assert refs.open == 0
 

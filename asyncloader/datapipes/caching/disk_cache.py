@@ -28,10 +28,10 @@ from asyncloader.datapipes.call import blame, plain_function
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.files.local import checked_hashes
 from asyncloader.datapipes.files.streams import pair_in
-from asyncloader.datapipes.patterns import Finished, closing_items
+from asyncloader.datapipes.patterns import Finished, PipePass, closing_items
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import CountedPass, Edge
+from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import Makers, Making, present_waiter, some_home
 from asyncloader.datapipes.running.traits import is_dispatch, is_filter_of_shards, waits
 from asyncloader.datapipes.sources import iterable_source
@@ -184,7 +184,7 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
 AT_ONCE = 16
 
 
-class DiskCachePass(CountedPass[str]):
+class DiskCachePass(PipePass[str]):
     """One pass, which looks entries up and makes what is not there.
 
     It counts how many entries were yielded to their end, and how many paths they had. Its source is

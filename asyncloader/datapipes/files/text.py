@@ -26,8 +26,7 @@ from asyncloader.datapipes.files.streams import (
     path_and_stream,
 )
 from asyncloader.datapipes.files.unpacking import checked_limit
-from asyncloader.datapipes.patterns import Expander, Finished, after
-from asyncloader.datapipes.pipe import Pipe
+from asyncloader.datapipes.patterns import Expander, Finished, Pipe, after
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import OnError

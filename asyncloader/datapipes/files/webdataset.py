@@ -12,8 +12,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.files.streams import pair_in, path_in
-from asyncloader.datapipes.patterns import Expander, Finished, after
-from asyncloader.datapipes.pipe import Pipe
+from asyncloader.datapipes.patterns import Expander, Finished, Pipe, after
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source
 

@@ -108,6 +108,18 @@ class _Grouped(chain[T]):
         close_items(self.items)
 
 
+def followed_by(call: Callable[[], object], items: Iterator[T]) -> Iterator[T]:
+    """Return an iterator over the items that calls a function after the last of them."""
+    ending: Any = _Grouped(items, _called(call))
+    ending.items = items
+    return ending  # type: ignore[no-any-return]  # of the items
+
+
+def _called(call: Callable[[], object]) -> Iterator[Any]:
+    call()
+    yield from ()
+
+
 class CursorHistory:
     """A source's cursors after some of its items, newest last.
 

@@ -20,11 +20,12 @@ import contextlib
 import copy
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from asyncloader.datapipes.running.bridge import from_loop, from_thread
-from asyncloader.datapipes.running.cursor_history import Count, CursorHistory
+from asyncloader.datapipes.running.cursor_history import Count, CursorHistory, followed_by
 from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
@@ -220,6 +221,8 @@ class Edge(Generic[T]):
         self._came = _NONE_CAME
         #: Where the pipe stood, if the reader lags behind what it has read.
         self._history: CursorHistory | None = None
+        #: Called after the last item, where the reader has to know.
+        self.note_end: Callable[[], object] | None = None
         #: Notes where it stands, if it is time to, when so many of its items have come: for a
         #: reader that lags and counts them itself.
         self.passed: Callable[[int], None] = _not_noted
@@ -303,7 +306,9 @@ class Edge(Generic[T]):
         picks = isinstance(self._start, list)
         items = self._begun()
         history = self._history
-        return items if history is None or picks else history.noting(items, self.count)
+        if history is not None and not picks:
+            items = history.noting(items, self.count)
+        return items if self.note_end is None else followed_by(self.note_end, items)
 
     def again(self, positions: list[int]) -> tuple[list[T], Iterator[T]]:
         """Return the items at these positions, and those with which ``begin`` would begin.
@@ -368,7 +373,8 @@ class Edge(Generic[T]):
         reader = self._reader
         if reader is not None and reader.lags():
             first = self.first_position(), self.first_cursors()
-            self._history = CursorHistory(self.put_cursors, reader.needs, *first)
+            needs = partial(reader.needs_of, self)
+            self._history = CursorHistory(self.put_cursors, needs, *first)
             self.passed = self._history.passed
 
     def abegin(self) -> AsyncIterable[T]:
@@ -670,6 +676,10 @@ class Pass(Generic[T_co]):
         """
         return None
 
+    def needs_of(self, source: Edge[Any]) -> int | None:
+        """Return the same of one of several sources."""
+        return self.needs()
+
     def lags(self) -> bool:
         """Whether it may need items that it has read, so that it has to be noted where they are."""
         return type(self).needs is not Pass.needs
@@ -681,7 +691,7 @@ class Pass(Generic[T_co]):
     def put_place(self, source: Edge[Any], into: Cursors) -> None:
         """Add the cursors of a source, from before the first item that a resumed pass needs."""
         if self.lags():
-            into.update(source.place(self.needs()))
+            into.update(source.place(self.needs_of(source)))
         else:
             source.put_cursors(into)
 
@@ -731,18 +741,10 @@ class Pass(Generic[T_co]):
 class CountedPass(Pass[T_co]):
     """A pass whose place is its state, with how many items it has taken and yielded.
 
-    It counts neither itself. A pipe that has ``run``, or ``arun``, needs no other.
+    It counts neither itself.
     """
 
     counts_edges = True
-
-    def __iter__(self) -> Iterator[T_co]:
-        items: Iterator[T_co] = self.pipe.run(self.source, self.state)
-        return items
-
-    def __aiter__(self) -> AsyncIterator[T_co]:
-        items: AsyncIterator[T_co] = self.pipe.arun(self.source, self.state)
-        return items
 
     @property
     def taken(self) -> int:
@@ -753,19 +755,6 @@ class CountedPass(Pass[T_co]):
     def yielded(self) -> int:
         """How many items were yielded."""
         return self.edge.made()
-
-    @property
-    def errors(self) -> int:
-        """How many errors were tolerated."""
-        return getattr(self.state, "errors", 0)
-
-    def needs(self) -> int | None:
-        taken = self.source.count()
-        needed: int = self.state.needs(taken)
-        return needed if needed < taken else None
-
-    def lags(self) -> bool:
-        return type(self).needs is not CountedPass.needs or bool(self.state.lags())
 
     def fill(self) -> None:
         self.state.fill(self.source.count(), self.edge.made())

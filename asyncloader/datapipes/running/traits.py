@@ -215,6 +215,11 @@ def is_splitter(pipe: Any) -> bool:
     return can(pipe, "get_next_element_by_instance")
 
 
+def is_branch(pipe: Any) -> bool:
+    """Whether a pipe is one of the streams that a splitter of ours makes, which share a pass."""
+    return is_ours(pipe) and hasattr(type(pipe), "split_in")
+
+
 def shares_passes(pipe: Any) -> bool:
     """Whether a splitter's readers share a pass; each share of a random split has its own."""
     return is_splitter(pipe) and functional_name(pipe) != "random_split"
