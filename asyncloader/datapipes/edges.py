@@ -14,7 +14,7 @@ from types import FunctionType, NoneType
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
-from asyncloader.datapipes.running.cursors import Cursors, cursors_of, put_cursor
+from asyncloader.datapipes.running.cursors import Cursors, cursors_of, number_of, put_cursor
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.traits import (
@@ -239,16 +239,38 @@ def beginning(source: Edge[Any]) -> Cursors:
     return cursors_of(pipes_from(source.pipe, to_splitters=True), first) if first else {}
 
 
-def branches_read_by(source: Edge[Any]) -> Cursors:
-    """Return the present cursors of the branches that a source reads."""
-    into: Cursors = {}
-    waiting = [source.pipe]
+def branches_above(pipe: Any) -> list[Any]:
+    """Return the branches that a pipe reads, up to their splitters."""
+    found, waiting = [], [pipe]
     while waiting:
         pipe = waiting.pop()
         if is_branch(pipe):
-            split = pipe.split_in(source.tree)
-            if split is not None:
-                put_cursor(pipe, split.cursor_of(pipe.index), into)
+            found.append(pipe)
         else:
             waiting += edges_of(pipe)
-    return into
+    return found
+
+
+class EndedBranches:
+    """Where branches are that were read by sources that have ended; others may still read them."""
+
+    def __init__(self) -> None:
+        self._ended: list[Edge[Any]] = []
+        self._cursors: Cursors = {}
+
+    def note(self, source: Edge[Any]) -> None:
+        """Note that a source has ended; call it right after its last item."""
+        self._ended.append(source)
+        for branch in branches_above(source.pipe):
+            split = branch.split_in(source.tree)
+            if split is not None:
+                put_cursor(branch, split.cursor_of(branch.index), self._cursors)
+
+    def put(self, into: Cursors, sources: Iterable[Edge[Any]]) -> None:
+        """Add their cursors, but for those that one of these sources reads again."""
+        if self._cursors:
+            pipes = [source.pipe for source in sources if source not in self._ended]
+            again = {number_of(branch) for pipe in pipes for branch in branches_above(pipe)}
+            for number, cursor in self._cursors.items():
+                if number not in again:
+                    into.setdefault(number, cursor)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, is_pipe
 from asyncloader.datapipes.call import blame, calling, unawaited
-from asyncloader.datapipes.edges import beginning, branches_read_by, resume_one
+from asyncloader.datapipes.edges import EndedBranches, beginning, resume_one
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
@@ -271,13 +271,9 @@ class SeveralPass(PipePass[T]):
         # The sources' cursors when this pass began or resumed. A source that was not read since
         # may have none of its own.
         self._began_with: list[Cursors] = [{} for _ in self.sources]
-        # What those that have ended had read of branches, which others may still read.
-        self._ended_branches: Cursors = {}
+        self._ended = EndedBranches()
         for source in self.sources:
-            source.note_end = partial(self._note_end, source)
-
-    def _note_end(self, source: Edge[Any]) -> None:
-        self._ended_branches |= branches_read_by(source)
+            source.note_end = partial(self._ended.note, source)
 
     def reading(self) -> Any:
         # They have not begun yet.
@@ -318,7 +314,7 @@ class SeveralPass(PipePass[T]):
         # Where a source lags, what it noted may have older cursors of what others read.
         for source, needed in behind:
             add_cursors(source.place(needed), into)
-        add_cursors(self._ended_branches, into)
+        self._ended.put(into, self.sources)
 
     def resume_sources(self, taken: Any, cursors: Cursors) -> None:
         each = [taken] * len(self.sources) if self.state is None else taken

@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar
 from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.edges import branches_read_by, edges_of, pipes_from
-from asyncloader.datapipes.patterns import Pipe, add_cursors
+from asyncloader.datapipes.edges import EndedBranches, edges_of, pipes_from
+from asyncloader.datapipes.patterns import Pipe
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
@@ -103,8 +103,7 @@ class ConcatPass(CountedPass[T]):
 
     def __post_init__(self) -> None:
         self.sources = [self.edge.of(source, self) for source in self.pipe.sources]
-        # What those that have ended had read of branches, which others may still read.
-        self._ended_branches: Cursors = {}
+        self._ended = EndedBranches()
         # Such as the shares of one random_split, which all read its source.
         self._seeds = RoundSeeds(self.edge.tree, _read_again(self.pipe.sources))
 
@@ -122,9 +121,8 @@ class ConcatPass(CountedPass[T]):
         return super().resume_at(position, cursor, cursors)
 
     def put_source_cursors(self, into: Cursors) -> None:
-        # The present source adds its own first: it may read the same branches again.
         self.source.put_cursors(into)
-        add_cursors(self._ended_branches, into)
+        self._ended.put(into, [self.source])
 
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
@@ -132,7 +130,7 @@ class ConcatPass(CountedPass[T]):
             yield from self.source.begin()
             if self.state.current == len(self.sources) - 1:
                 return
-            self._ended_branches |= branches_read_by(self.source)
+            self._ended.note(self.source)
             self.state.current += 1
             self._seeds.begin_next()
 

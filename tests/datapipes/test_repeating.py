@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -10,9 +11,11 @@ import torch.utils.data.datapipes.map as torch_map
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import Concater, Cycler, IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import Concater as MapConcater
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.running import cursor_history
 from asyncloader.datapipes.running.run import RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.graph import apply_sharding, set_graph_random_seed
@@ -161,3 +164,30 @@ def shuffled(seed: int, source: Any = None) -> Any:
 @pytest.mark.parametrize("name", ROUNDS)
 def test_all_rounds_after_the_one_that_went_on_are_whole(name: str) -> None:
     assert_goes_on(lambda: ROUNDS[name]().cycle(3))
+
+
+async def soon(item: int) -> int:
+    await asyncio.sleep(0)
+    return item
+
+
+def test_a_branch_is_where_the_source_is_that_reads_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Both shares read the same branch, far ahead of the concat.
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
+
+    def graph() -> Any:
+        first, second = IterableWrapper(range(20)).fork(2)
+        ahead = second.map(soon).async_map(soon, concurrency=2)
+        shares = ahead.random_split({"a": 1, "b": 1}, seed=1, total_length=20)
+        return first.concat(*shares)
+
+    with DataLoader2(graph()) as loader:
+        taken = [(item, loader.state_dict(include_datapipe=False)) for item in loader]
+    items, states = zip(*taken, strict=True)
+    assert len(items) == 40
+    for step, state in enumerate(states, 1):
+        with DataLoader2(graph()) as loader:
+            loader.load_state_dict(state)
+            assert tuple(loader) == items[step:]
