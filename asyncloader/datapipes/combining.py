@@ -165,7 +165,7 @@ class InTurn(Fields):
     #: How many sources there are.
     _sources: int = 0
 
-    def first(self) -> list[int]:  # type: ignore[override]  # of several sources
+    def first_each(self) -> list[int]:
         # A source that had ended has fewer items than this.
         return [self.rounds + (place <= self.turn) for place in range(self._sources)]
 
@@ -258,10 +258,10 @@ class Mixed(Fields):
     taken: Annotated[list[int], Of(_taken_form)] = field(default_factory=list)
     ended: Annotated[list[int], Of(_ended_form)] = field(default_factory=list)
 
-    def first(self) -> list[int]:  # type: ignore[override]  # of several sources
+    def first_each(self) -> list[int]:
         return self.taken
 
-    def fill(self, taken: Any, yielded: int) -> None:
+    def fill_each(self, taken: list[int], yielded: int) -> None:
         self.taken = taken
 
     def check(self, pipe: Any) -> Iterator[str]:

@@ -73,14 +73,14 @@ class Joined(Fields):
     #: Their numbers and the items, by their keys, the oldest first.
     _waiting: dict[Any, tuple[int, Any]] = field(default_factory=dict)
 
-    def first(self) -> list[int]:  # type: ignore[override]  # of both sources
+    def first_each(self) -> list[int]:
         return [self.yielded, self.ref_taken]
 
-    def needs(self, taken: Any) -> Any:
+    def needs_each(self, taken: list[int]) -> list[int]:
         oldest = next((number for number, _ in self._waiting.values()), taken[1])
         return [taken[0], oldest]
 
-    def fill(self, taken: Any, yielded: int) -> None:
+    def fill_each(self, taken: list[int], yielded: int) -> None:
         self.ref_taken = taken[1]
         self.waiting = runs_of(number for number, _ in self._waiting.values())
 

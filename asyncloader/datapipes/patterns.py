@@ -34,11 +34,13 @@ from asyncloader.datapipes.running.cursor_forms import (
     refuse,
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import CountedPass, Edge, Pass
 from asyncloader.datapipes.running.traits import setting
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
+from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -251,13 +253,13 @@ class PipePass(CountedPass[T]):
             return position
         self.state.load(cursor)
         self.pipe.begin_at(self.state)
-        self.resume_sources(self.state.first(), cursors)
+        self.resume_sources(None, cursors)
         return position - int(self.state.position())
 
-    def resume_sources(self, taken: Any, cursors: Cursors) -> None:
-        """Resume what the pipe reads behind so many items."""
+    def resume_sources(self, taken: int | None, cursors: Cursors) -> None:
+        """Resume what the pipe reads, behind so many items, or where its state says."""
         if self.reads() is not None:
-            self.source.resume(taken, cursors)
+            self.source.resume(self.state.first() if taken is None else taken, cursors)
 
 
 @dataclass
@@ -292,13 +294,13 @@ class SeveralPass(PipePass[T]):
 
     def fill(self) -> None:
         if self.state is not None:
-            self.state.fill(self.taken_each(), self.edge.made())
+            self.state.fill_each(self.taken_each(), self.edge.made())
 
     def needs_of(self, source: Edge[Any]) -> int | None:
         if self.state is None:
             needed = self.pipe.start(self.edge.made())[0]
         else:
-            needed = self.state.needs(self.taken_each())[self.sources.index(source)]
+            needed = self.state.needs_each(self.taken_each())[self.sources.index(source)]
         return needed if needed < source.count() else None
 
     def put_source_cursors(self, into: Cursors) -> None:
@@ -316,8 +318,13 @@ class SeveralPass(PipePass[T]):
             add_cursors(source.place(needed), into)
         self._ended.put(into, self.sources)
 
-    def resume_sources(self, taken: Any, cursors: Cursors) -> None:
-        each = [taken] * len(self.sources) if self.state is None else taken
+    def resume_sources(self, taken: int | None, cursors: Cursors) -> None:
+        each = self.state.first_each() if taken is None else [taken] * len(self.sources)
+        if len(each) != len(self.sources):
+            raise SnapshotError(
+                f"the state contradicts itself: {stage_name(self.pipe)} reads {len(self.sources)}"
+                f" sources, and had taken {each} items of them"
+            )
         for source, count in zip(self.sources, each, strict=True):
             resume_one(source, count, cursors)
 

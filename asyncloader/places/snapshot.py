@@ -177,9 +177,20 @@ class SnapshotEncoder:
         are_same = all(map(is_, known.values(), cursors.values()))
         if known.keys() != cursors.keys() or not are_same:
             by_name = {str(number): cursor for number, cursor in sorted(cursors.items())}
-            text = to_text(by_name, "the state of a pipe")
+            text = _cursors_as_text(by_name)
             self._cursors = cursors, text
         return text
+
+
+def _cursors_as_text(by_name: dict[str, Any]) -> str:
+    try:
+        return to_text(by_name, "the state of a pipe")
+    except SnapshotError:
+        # Which field is it?
+        for cursor in by_name.values():
+            for name, value in cursor.items():
+                check_plain(value, f"{name!r}, in the state of a pipe,")
+        raise
 
 
 def without_graph(state: dict[str, Any]) -> dict[str, Any]:

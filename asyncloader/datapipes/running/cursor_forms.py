@@ -293,15 +293,27 @@ class Fields:
         """
         return taken
 
+    def first_each(self) -> list[int]:
+        """Return the same as ``first`` for each of several sources."""
+        raise NotImplementedError
+
+    def needs_each(self, taken: list[int]) -> list[int]:
+        """Return the same as ``needs`` for each of several sources."""
+        return taken
+
     def lags(self) -> bool:
         """Whether it may need items that were taken."""
-        return type(self).needs is not Fields.needs
+        kind = type(self)
+        return kind.needs is not Fields.needs or kind.needs_each is not Fields.needs_each
 
     def fill(self, taken: int, yielded: int) -> None:
         """Write into the fields what they do not say yet: they are saved next.
 
         So many items of the source were taken, and so many yielded.
         """
+
+    def fill_each(self, taken: list[int], yielded: int) -> None:
+        """Do the same where so many items of each of several sources were taken."""
 
     def check(self, pipe: Any) -> Iterator[str]:
         """Say what each rule is that the fields break, in words."""
@@ -357,9 +369,18 @@ class State(Fields):
 
     taken: Count = 0
     yielded: Count = 0
+    #: How many were taken of each source, where there are several.
+    taken_each: Annotated[list[int], list_of(COUNT)] | None = None
+
+    def first_each(self) -> list[int]:
+        assert self.taken_each is not None
+        return self.taken_each
 
     def fill(self, taken: int, yielded: int) -> None:
         self.taken, self.yielded = taken, yielded
+
+    def fill_each(self, taken: list[int], yielded: int) -> None:
+        self.taken, self.taken_each, self.yielded = sum(taken), taken, yielded
 
 
 class Sieved(State):

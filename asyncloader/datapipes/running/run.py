@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -196,7 +197,22 @@ _NONE_CAME = Count()
 
 
 class Edge(Generic[T]):
-    """One reader's use of a pipe in an epoch. Each ``begin`` is a pass over the pipe."""
+    """One reader's use of what it reads, in an epoch.
+
+    A ``Pipe`` is given it. ``for`` and ``async for`` begin where the reader's state says, at the
+    first item in a new epoch.
+
+    >>> from asyncloader import Pipe
+    >>> class Numbered(Pipe):
+    ...     def __init__(self, source):
+    ...         self.source = source
+    ...     def run(self, source, state):
+    ...         for item in source:
+    ...             yield source.count(), item
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(Numbered(IterableWrapper("ab")))
+    [(1, 'a'), (2, 'b')]
+    """
 
     def __init__(self, pipe: Any, tree: RunTree, reader: Pass[Any] | None = None) -> None:
         self.pipe = pipe
@@ -258,9 +274,9 @@ class Edge(Generic[T]):
         return self._start[0] if isinstance(self._start, tuple) else 0
 
     def count(self) -> int:
-        """Return how many of the pipe's items come before the one that the reader gets next.
+        """Return how many items come before the one that the reader gets next.
 
-        They are counted for a reader that is a ``CountedPass``, or lags. Any thread may ask.
+        They are counted for a ``Pipe``, and for whoever lags. Any thread may ask.
         """
         if self._start:
             return self.first_position()
@@ -311,15 +327,15 @@ class Edge(Generic[T]):
         return items if self.note_end is None else followed_by(self.note_end, items)
 
     def again(self, positions: list[int]) -> tuple[list[T], Iterator[T]]:
-        """Return the items at these positions, and those with which ``begin`` would begin.
+        """Return the items at these positions, and an iterator over those that follow as usual.
 
-        The positions ascend, and come before those. If the pipe can pick items, only these are
-        made again; otherwise all from the first of them on, and the cursors must be from before
-        that.
+        The positions ascend, and come before those. If what is read can pick items, only these are
+        made again; otherwise all from the first of them on, and a state's ``needs`` must say so.
         """
         if not positions:
             return [], self.begin()
         then, cursors = self.first_position(), self.first_cursors()
+        self._check_held(positions, then)
         if picks(self.pipe):
             self.pick(positions)
             items = list(self.begin())
@@ -335,6 +351,15 @@ class Edge(Generic[T]):
         self._check_whole(positions, items)
         history = self._history
         return items, following if history is None else history.noting(following, self.count)
+
+    def _check_held(self, positions: list[int], then: int) -> None:
+        if not all(map(operator.lt, positions, [*positions[1:], then])):
+            reader = self.pipe if self._reader is None else self._reader.pipe
+            raise SnapshotError(
+                f"the state contradicts itself: {stage_name(reader)} goes on at item {then} of its"
+                f" source, and is to have those at {positions[:9]} again; such positions ascend,"
+                f" and are less than {then}"
+            )
 
     def _check_whole(self, positions: list[int], items: list[T]) -> None:
         if len(items) < len(positions):
@@ -421,6 +446,7 @@ class Edge(Generic[T]):
         if not positions:
             return [], aiter(self)
         then, cursors = self.first_position(), self.first_cursors()
+        self._check_held(positions, then)
         self.resume(positions[0], cursors)
         following = aiter(self.abegin())
         # No place is noted here: the reader does not hold yet what it needs.

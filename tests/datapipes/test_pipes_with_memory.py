@@ -1,0 +1,343 @@
+"""Pipes as users write them: one class that remembers something, and resumes exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
+from random import Random
+from typing import Any
+
+import pytest
+
+from asyncloader import DataLoader2, Edge, MultiProcessingReadingService, Pipe, State
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.running import cursor_history
+from asyncloader.errors import SnapshotError
+from tests.datapipes.watched import Watched
+
+WORDS = Random(3).choices(range(30), k=120)
+
+
+class Held(State):
+    held: list[int] = []  # noqa: RUF012 - as users write it
+
+    def needs(self, taken: int) -> int:
+        return self.held[0] if self.held else taken
+
+
+class Dedupe(Pipe[int]):
+    """Leave out what is among the last ``window`` different items."""
+
+    State = Held
+
+    def __init__(self, source: Any, window: int = 10) -> None:
+        self.source = source
+        self.window = window
+
+    def run(self, source: Edge[int], state: Held) -> Iterator[int]:
+        again, items = source.again(state.held)
+        known = dict.fromkeys(again)
+        for at, item in enumerate(items, state.taken):
+            if item not in known:
+                known[item] = None
+                state.held.append(at)
+                if len(state.held) > self.window:
+                    del state.held[0], known[next(iter(known))]
+                yield item
+
+
+class DedupeSoon(Pipe[int]):
+    """The same on an event loop."""
+
+    State = Held
+
+    def __init__(self, source: Any, window: int = 10) -> None:
+        self.source = source
+        self.window = window
+
+    async def arun(self, source: Edge[int], state: Held) -> AsyncIterator[int]:
+        again, items = await source.aagain(state.held)
+        known = dict.fromkeys(again)
+        at = state.taken
+        async for item in items:
+            await asyncio.sleep(0)
+            if item not in known:
+                known[item] = None
+                state.held.append(at)
+                if len(state.held) > self.window:
+                    del state.held[0], known[next(iter(known))]
+                yield item
+            at += 1
+
+
+class Totals(Pipe[int]):
+    """Yield sums, and count remainders in a dict."""
+
+    class State(State):
+        total: int = 0
+        remainders: dict[str, list[int]] = {}  # noqa: RUF012 - as users write it
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def run(self, source: Edge[int], state: State) -> Iterator[int]:
+        for item in source:
+            state.total += item
+            state.remainders.setdefault(str(item % 3), []).append(item)
+            yield state.total + len(state.remainders[str(item % 3)])
+
+
+class Heads(State):
+    #: The position of the item of each source that waits, or -1.
+    waits: list[int] = [-1, -1]  # noqa: RUF012 - as users write it
+
+    def needs_each(self, taken: list[int]) -> list[int]:
+        return [count if at < 0 else at for at, count in zip(self.waits, taken, strict=True)]
+
+
+class Merged(Pipe[int]):
+    """Yield the smaller of the next items of two streams."""
+
+    State = Heads
+
+    def __init__(self, *sources: Any) -> None:
+        self.sources = sources
+
+    def run(self, sources: tuple[Edge[int], ...], state: Heads) -> Iterator[int]:
+        heads: list[list[int]] = []
+        streams = []
+        for source, at in zip(sources, state.waits, strict=True):
+            again, items = source.again([] if at < 0 else [at])
+            heads.append(again)
+            streams.append(items)
+        while True:
+            for turn, items in enumerate(streams):
+                if not heads[turn]:
+                    heads[turn] = [*islice(items, 1)]
+                state.waits[turn] = sources[turn].count() - 1 if heads[turn] else -1
+            smallest = (
+                min((head[0], turn) for turn, head in enumerate(heads) if head)
+                if any(heads)
+                else None
+            )
+            if smallest is None:
+                return
+            item, turn = smallest
+            heads[turn], state.waits[turn] = [], -1
+            yield item
+
+
+class Countdown(Pipe[int]):
+    """A source that knows where it is."""
+
+    class State(State):
+        left: int = 12
+
+    def run(self, source: None, state: State) -> Iterator[int]:
+        while state.left:
+            state.left -= 1
+            yield state.left
+
+
+GRAPHS: dict[str, Callable[[], Any]] = {
+    "in a for": lambda: Dedupe(IterableWrapper(WORDS)),
+    "in an async for": lambda: DedupeSoon(IterableWrapper(WORDS)),
+    "behind a shuffle": lambda: Dedupe(IterableWrapper(WORDS).shuffle(buffer_size=9)),
+    "on a loop, behind a shuffle": lambda: DedupeSoon(
+        IterableWrapper(WORDS).shuffle(buffer_size=9)
+    ),
+    "one behind the other": lambda: DedupeSoon(Dedupe(IterableWrapper(WORDS), 3).map(int)).prefetch(
+        2
+    ),
+    "in batches": lambda: Dedupe(IterableWrapper(WORDS).flatmap(lambda n: [n] * (n % 3))).batch(3),
+    "with a dict": lambda: Totals(IterableWrapper(WORDS)),
+    "of two streams": lambda: Merged(
+        IterableWrapper(range(0, 60, 2)).map(int), IterableWrapper(range(1, 40, 3)).filter(bool)
+    ),
+    "of two branches": lambda: Merged(*IterableWrapper(range(20)).fork(2)).batch(2),
+    "a source": Countdown,
+    "in a cycle": lambda: Dedupe(IterableWrapper(WORDS[:25])).cycle(3),
+}
+
+
+@pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
+@pytest.mark.parametrize("form", ["for", "async for"])
+async def test_it_goes_on_from_every_step(make, form, monkeypatch):
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
+    items, states = [], []
+    async with DataLoader2(make()) as loader:
+        loader.seed(5)
+        async for item in loader:
+            items.append(item)
+            states.append(loader.state_dict(include_datapipe=False))
+    assert len(items) > 10
+    for step, state in list(enumerate(states, 1))[:: 1 if form == "for" else 5]:
+        if form == "for":
+            rest = await asyncio.to_thread(rest_of, make, state)
+        else:
+            async with DataLoader2(make()) as loader:
+                loader.load_state_dict(state)
+                rest = [item async for item in loader]
+        assert rest == items[step:], step
+
+
+def rest_of(make: Callable[[], Any], state: Any) -> list[Any]:
+    with DataLoader2(make()) as loader:
+        loader.load_state_dict(state)
+        return list(loader)
+
+
+@pytest.mark.parametrize("pipe", [Dedupe, DedupeSoon])
+def test_only_what_it_holds_is_made_again(pipe, monkeypatch):
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
+    made: list[int] = []
+
+    def graph() -> Any:
+        return pipe(IterableWrapper(range(300)).map(lambda n: made.append(n) or n), 10)
+
+    with DataLoader2(graph()) as loader:
+        items = iter(loader)
+        assert list(islice(items, 200)) == list(range(200))
+        state = loader.state_dict(include_datapipe=False)
+    made.clear()
+    assert rest_of(graph, state) == list(range(200, 300))
+    # The items that are held, and what was on its way.
+    assert 190 - 70 <= made[0] <= 190
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("pipe", [Dedupe, DedupeSoon, Totals])
+def test_workers_resume_it(pipe, context):
+    def loader() -> DataLoader2[int]:
+        graph = pipe(IterableWrapper(WORDS).sharding_filter())
+        service = MultiProcessingReadingService(2, multiprocessing_context=context)
+        return DataLoader2(graph, reading_service=service)
+
+    with loader() as first:
+        items = iter(first)
+        taken = list(islice(items, 25))
+        state = first.state_dict(include_datapipe=False)
+        rest = list(items)
+    assert len(taken + rest) > 50
+    with loader() as again:
+        again.load_state_dict(state)
+        assert list(again) == rest
+
+
+def test_what_a_state_holds_is_not_changed_later():
+    with DataLoader2(Totals(IterableWrapper(WORDS))) as loader:
+        items = iter(loader)
+        next(items)
+        state = loader.state_dict(include_datapipe=False)
+        before = repr(state)
+        rest = list(items)
+        assert repr(state) == before
+    assert rest_of(lambda: Totals(IterableWrapper(WORDS)), state) == rest
+
+
+def test_an_early_end_closes_what_it_reads():
+    source = Watched(range(9))
+    with DataLoader2(Dedupe(source)) as loader:
+        next(iter(loader))
+    assert source.open == 0
+
+
+def test_stats_count_what_it_takes_and_yields():
+    with DataLoader2(Dedupe(IterableWrapper(WORDS))) as loader:
+        count = len(list(loader))
+        stage = next(each for each in loader.stats().stages if each.name == "Dedupe()")
+    assert stage.items == count
+
+
+# What is refused -------------------------------------------------------------------------
+
+
+def test_a_set_in_a_state_is_named():
+    class Sets(Dedupe):
+        class State(State):
+            seen: Any = None
+
+        def run(self, source: Edge[int], state: Any) -> Iterator[int]:
+            for item in source:
+                state.seen = {item}
+                yield item
+
+    with DataLoader2(Sets(IterableWrapper(WORDS))) as loader:
+        next(iter(loader))
+        with pytest.raises(SnapshotError, match="'seen', in the state of a pipe, holds a set"):
+            loader.state_dict()
+
+
+def test_positions_that_do_not_ascend_are_named():
+    class Wrong(Dedupe):
+        def run(self, source: Edge[int], state: Held) -> Iterator[int]:
+            _, items = source.again(state.held)
+            for item in items:
+                state.held = [1, 1]
+                yield item
+
+    with DataLoader2(Wrong(IterableWrapper(WORDS))) as loader:
+        items = iter(loader)
+        assert len(list(islice(items, 3))) == 3
+        state = loader.state_dict(include_datapipe=False)
+    with pytest.raises(
+        SnapshotError, match=r"Wrong\(\) goes on at item [0-9]+ of its source, .* ascend"
+    ):
+        rest_of(lambda: Wrong(IterableWrapper(WORDS)), state)
+
+
+def test_a_state_of_another_form_is_refused():
+    with DataLoader2(Totals(IterableWrapper(WORDS))) as loader:
+        next(iter(loader))
+        state = loader.state_dict(include_datapipe=False)
+    del state["fingerprint"]
+    with pytest.raises(SnapshotError, match="fingerprint"):
+        rest_of(lambda: Totals(IterableWrapper(WORDS)), state)
+
+
+def _with(**members: Any) -> type:
+    return type("Mine", (Pipe,), members)
+
+
+async def _soon(self: Any, source: Any, state: Any) -> AsyncIterator[int]:
+    yield 1
+
+
+def _now(self: Any, source: Any, state: Any) -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"run": _soon}, "run is async; name it arun"),
+        ({"arun": _now}, "arun is no async generator"),
+        ({"run": _now, "arun": _soon}, "has run and arun; define one"),
+        ({"__iter__": _now}, "rename __iter__ to run"),
+        ({"State": dict}, "State must be a class that derives from asyncloader.State"),
+        ({"State": Held()}, "State must be a class that derives from asyncloader.State"),
+    ],
+)
+def test_a_class_that_cannot_be_run_is_refused_where_it_is_defined(members, words):
+    with pytest.raises(TypeError, match=words):
+        _with(**members)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: _with()(), NotImplementedError, "Mine must define run or arun"),
+        (lambda: _with(run=lambda *args: [1])(), TypeError, "must be a generator.* list"),
+        (lambda: Dedupe([1, 2]), TypeError, r"source of Dedupe\(\) must be a pipe, got list"),
+    ],
+)
+def test_what_is_wrong_of_a_pipe_is_said_when_it_is_iterated(make, error, words):
+    with DataLoader2(make()) as loader, pytest.raises(error, match=words):
+        list(loader)
+
+
+def test_it_cannot_follow_what_is_recorded():
+    graph = Dedupe(IterableWrapper(WORDS).map(int, repeatable=False))
+    with pytest.raises(ValueError, match="cannot be told of what"):
+        DataLoader2(graph)
