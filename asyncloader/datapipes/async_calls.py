@@ -32,7 +32,6 @@ from asyncloader.arguments import (
 from asyncloader.datapipes.ahead import (
     AheadPass,
     Concurrency,
-    RunningAhead,
     calls_in_order,
     nothing_ahead,
     state_ahead,
@@ -42,6 +41,7 @@ from asyncloader.datapipes.call import blame, is_async, itself, watched_async
 from asyncloader.datapipes.columns import change_async, checked_columns
 from asyncloader.datapipes.recording import Joining, on_numbered
 from asyncloader.datapipes.running.bridge import taken_at
+from asyncloader.datapipes.running.conveyor import RunningAhead
 from asyncloader.datapipes.running.cursor_forms import Fields
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
@@ -356,7 +356,7 @@ class CallWindow(RunningAhead, Generic[T]):
         position = self._running.begin()
         self.reads.passed(self._running.read)
         call = self._call if self._chosen is None else functools.partial(self._timed, self._chosen)
-        task = begin_task(self._loop, contained(call, item), "asyncloader async_map")
+        task = begin_task(self.loop, contained(call, item), "asyncloader async_map")
         self.under_way[task] = position
         self.results.begun(position, task)
         task.add_done_callback(self._finish)

@@ -6,7 +6,6 @@ is full, or when its oldest item has waited long enough for company.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import operator
@@ -21,21 +20,19 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from asyncloader.arguments import checked_count, checked_wait
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_items
 from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.lookups import items_under
 from asyncloader.datapipes.recording import Joining
+from asyncloader.datapipes.running.conveyor import RunningAhead
 from asyncloader.datapipes.running.cursor_forms import MOST
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, close_items
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import Edge, Pass, Stride
-from asyncloader.datapipes.running.run_place import cancelled, telling
 from asyncloader.datapipes.running.traits import can_share, is_ours, picks
 from asyncloader.datapipes.sources import iterable_source, keyed_source
-from asyncloader.runtime import begin_task
-from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
 
@@ -48,83 +45,65 @@ async def timed_batches(
     The seconds count from the arrival of a list's first item. A list grows until it is taken,
     so a slow consumer gets a longer one. At most ``size`` items are held.
     """
-    waiting: Waiting[T] = Waiting(size, max_wait)
-    loop = asyncio.get_running_loop()
-    reader = begin_task(loop, waiting.read(source), "asyncloader batch")
-    try:
-        while batch := await waiting.batch():
+    ahead = TimedBatches(source, size, max_wait)
+    async with ahead.running("batch"), contextlib.aclosing(ahead.batches()) as batches:
+        async for batch in batches:
             yield batch
             # Do not keep the yielded batch alive while the next one is made.
             del batch
-    finally:
-        await cancelled([reader])
 
 
-class Waiting(Generic[T]):
-    """The items of the next batch, with the time at which each has waited long enough."""
+class TimedBatches(RunningAhead):
+    """The items of the next batch, each with the time at which it has waited long enough."""
 
-    def __init__(self, size: int, max_wait: float) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, source: Any, size: int, max_wait: float) -> None:
+        super().__init__(source)
         self._size = size
         self._max_wait = max_wait
-        self._items: deque[tuple[T, float]] = deque()
+        self._items: deque[tuple[Any, float]] = deque()
         self._is_due = False
-        self._ended = False
-        self._error: BaseException | None = None
-        self._reader = LoopWaiter(self._loop)
-        self._consumer = LoopWaiter(self._loop)
 
-    async def read(self, source: AsyncIterable[T]) -> None:
-        """Read the source while there is room."""
-        try:
-            await telling(self._read(aiter(source)), self._fail)
-        finally:
-            self._ended = True
-            self._consumer.wake()
+    def hold(self, item: Any) -> None:
+        self._items.append((item, self.loop.time() + self._max_wait))
+        self.wake_consumer()
 
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
+    def has_room(self) -> bool:
+        return len(self._items) < self._size
 
-    async def _read(self, items: AsyncIterator[T]) -> None:
-        try:
-            async for item in items:
-                self._items.append((item, self._loop.time() + self._max_wait))
-                del item
-                self._consumer.wake()
-                await self._reader.until(self._has_room)
-        finally:
-            await aclose_items(items)
+    def has_something(self) -> bool:
+        return bool(self._items)
 
-    async def batch(self) -> list[T]:
-        """Wait for the next batch; [] at the end, and the source's error in its place."""
-        await self._consumer.until(lambda: bool(self._items) or self._ended)
-        if not self._items and self._error is not None:
-            raise self._error
-        await self._until_closed()
-        self._reader.wake()
-        return [self._items.popleft()[0] for _ in range(min(self._size, len(self._items)))]
+    def drop(self) -> None:
+        self._items.clear()
+
+    async def batches(self) -> AsyncGenerator[list[Any], None]:
+        """Yield the batches; raise the source's error in its place."""
+        while await self.has_next():
+            await self._until_closed()
+            count = min(self._size, len(self._items))
+            batch = [self._items.popleft()[0] for _ in range(count)]
+            self.wake_reader()
+            yield batch
+            del batch
 
     async def _until_closed(self) -> None:
         if self._is_closed():
             return
         _, due = self._items[0]
         # A timer may fire a clock tick early, so trust the call and not the clock.
-        timer = self._loop.call_at(due, self._fall_due)
+        timer = self.loop.call_at(due, self._fall_due)
         try:
-            await self._consumer.until(self._is_closed)
+            await self.until_held(self._is_closed)
         finally:
             timer.cancel()
             self._is_due = False
 
     def _fall_due(self) -> None:
         self._is_due = True
-        self._consumer.wake()
+        self.wake_consumer()
 
     def _is_closed(self) -> bool:
-        return len(self._items) >= self._size or self._ended or self._is_due
-
-    def _has_room(self) -> bool:
-        return len(self._items) < self._size
+        return len(self._items) >= self._size or self.has_ended or self._is_due
 
 
 @functional_datapipe("batch")
@@ -256,14 +235,20 @@ class TimedBatchPass(Pass[Any]):
     has_place = False
     runs_ahead = True
 
+    _ahead: TimedBatches | None = None
+
     async def __aiter__(self) -> AsyncIterator[Any]:
         pipe = self.pipe
-        batches = timed_batches(self.source.abegin(), pipe.batch_size, pipe.max_wait)
-        async with contextlib.aclosing(batches):
+        self._ahead = ahead = TimedBatches(self.source, pipe.batch_size, pipe.max_wait)
+        async with ahead.running(repr(pipe)), contextlib.aclosing(ahead.batches()) as batches:
             async for batch in batches:
                 if len(batch) == pipe.batch_size or not pipe.drop_last:
                     yield pipe.batched(batch)
                 del batch
+
+    def set_paused(self, is_paused: bool) -> None:
+        if self._ahead is not None:
+            self._ahead.set_paused(is_paused)
 
 
 def largest_batch(source: Any) -> int:

@@ -19,15 +19,16 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
-from typing import Any, Generic, Literal, TypeVar
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from asyncloader.arguments import checked_seconds
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, groups_of
+from asyncloader.datapipes.running.conveyor import RunningAhead
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, groups_of
 from asyncloader.datapipes.running.run import Edge, Pass
-from asyncloader.datapipes.running.run_place import cancelled, telling
+from asyncloader.datapipes.running.run_place import cancelled
 from asyncloader.datapipes.running.traits import is_async_pipe
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source
@@ -213,26 +214,20 @@ class FullSyncPass(Pass[T]):
         if meeting is None:
             meeting = Meeting(await open_group(pipe.timeout))
         self._ahead = ahead = AgreedAhead(self.source, meeting, self._own_before)
-        loop = asyncio.get_running_loop()
-        tasks = [
-            begin_task(loop, ahead.fill(), f"asyncloader {pipe!r}"),
-            begin_task(loop, ahead.agree(), f"asyncloader {pipe!r} agreeing"),
-        ]
         try:
-            while await ahead.has_next():
-                yield ahead
+            async with ahead.running(repr(pipe)):
+                while await ahead.has_next():
+                    yield ahead
         finally:
-            await cancelled(tasks)
             if not is_given:
                 await meeting.group.aclose()
 
 
-class AgreedAhead(Generic[T]):
+class AgreedAhead(RunningAhead, Generic[T]):
     """The items read ahead of a consumer on the same loop; those all ranks have may be taken."""
 
     def __init__(self, source: Edge[T], meeting: Meeting, own_before: int = 0) -> None:
-        loop = asyncio.get_running_loop()
-        self.source = source
+        super().__init__(source)
         self.meeting = meeting
         self.pads = meeting.uneven == "pad"
         #: How many own items were yielded before. If it pads, the source begins at the last of
@@ -251,47 +246,53 @@ class AgreedAhead(Generic[T]):
         self.window = 0
         self.room = FIRST_ROOM
         self.is_read = False
-        self.is_over = False
-        self.error: BaseException | None = None
-        self._is_wanted = False
-        self._last_window_at = loop.time()
-        self._loop = loop
-        self._reader = LoopWaiter(loop)
-        self._agreer = LoopWaiter(loop)
-        self._consumer = LoopWaiter(loop)
+        #: Whether the ranks have agreed that nothing follows.
+        self.has_agreed_end = False
+        self._last_window_at = self.loop.time()
+        self._agreer = LoopWaiter(self.loop)
 
-    async def fill(self) -> None:
-        """Read the source to its end, as far ahead as there is room."""
+    @asynccontextmanager
+    async def running(self, name: str) -> AsyncIterator[Self]:
+        agreeing = begin_task(self.loop, self._agree(), f"asyncloader {name} agreeing")
+        async with super().running(name):
+            try:
+                yield self
+            finally:
+                # Before what it reads is closed, which other ranks would take for its end.
+                await cancelled([agreeing])
+
+    async def work(self) -> None:
         try:
-            await telling(self._read(), self._fail)
+            await self.read()
         finally:
             self.is_read = True
             self._agreer.wake()
 
-    async def agree(self) -> None:
+    async def _agree(self) -> None:
         """Agree with the other ranks on what is held, window after window."""
         try:
-            while not self.is_over:
+            while not self.has_agreed_end:
                 await self._agreer.until(self._is_due)
                 await self._let_more_come()
                 counted = self._counted()
                 said = await self.meeting.agree(
                     Topic.WINDOW, window=self.window, count=counted, flags=self._flags()
                 )
-                self._last_window_at = self._loop.time()
+                self._last_window_at = self.loop.time()
                 self._conclude(counted, said)
         except Exception as error:  # noqa: BLE001 - whatever happened to the group
             self._end(error)
 
     async def has_next(self) -> bool:
-        """Wait for items that all ranks have; False at the end. Raise an error in its place."""
-        self._is_wanted = not self.agreed
+        # Asked for, they are agreed on at once.
         self._agreer.wake()
-        await self._consumer.until(lambda: self.agreed > 0 or self.is_over)
-        self._is_wanted = False
-        if not self.agreed and self.error is not None:
-            raise self.error
+        return await super().has_next()
+
+    def has_something(self) -> bool:
         return self.agreed > 0
+
+    def is_over(self) -> bool:
+        return self.has_agreed_end
 
     def take(self) -> list[T]:
         """Return the items that may be yielded."""
@@ -300,36 +301,32 @@ class AgreedAhead(Generic[T]):
         # The consumer may change one of them.
         group += [copy.deepcopy(self.repeated[0]) for _ in range(self.agreed - own)]
         self.agreed = 0
-        self._reader.wake()
+        self.wake_reader()
         return group
 
     def needs(self) -> int:
         """Return how many items of the source a resumed pass need not make again."""
         return self.first + (min(self.yielded, self.taken) - 1 if self.pads else self.yielded)
 
-    async def _read(self) -> None:
-        items = aiter(self.source.abegin())
-        try:
-            if self.pads and self.own_before:
-                self.repeated = [await _first_of(items)]
-            async for item in items:
-                self.held.append(item)
-                del item
-                self.taken += 1
-                self.source.passed(self.first + self.taken)
-                self._agreer.wake()
-                await self._reader.until(self._has_room)
-            if self.pads and self.held:
-                self.repeated = [copy.deepcopy(self.held[-1])]
-            self.meeting.own_items = self.own_before + self.taken
-        finally:
-            await aclose_items(items)
+    async def hold_all(self, items: AsyncIterator[Any]) -> None:
+        if self.pads and self.own_before:
+            self.repeated = [await _first_of(items)]
+        await super().hold_all(items)
+        if self.pads and self.held:
+            self.repeated = [copy.deepcopy(self.held[-1])]
+        self.meeting.own_items = self.own_before + self.taken
 
-    def _fail(self, error: BaseException) -> None:
-        self.error = error
+    def hold(self, item: T) -> None:
+        self.held.append(item)
+        self.taken += 1
+        self.reads.passed(self.first + self.taken)
+        self._agreer.wake()
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
         return len(self.held) < self.room
+
+    def drop(self) -> None:
+        self.held.clear()
 
     def _counted(self) -> int:
         """Return how many of the held items can be agreed on."""
@@ -346,7 +343,7 @@ class AgreedAhead(Generic[T]):
         return 2 * self._counted() >= self.room
 
     async def _let_more_come(self) -> None:
-        seconds = self._last_window_at + WINDOW_SECONDS - self._loop.time()
+        seconds = self._last_window_at + WINDOW_SECONDS - self.loop.time()
         if seconds > 0 and not self.is_read and not self._is_window():
             await asyncio.sleep(seconds)
 
@@ -367,10 +364,10 @@ class AgreedAhead(Generic[T]):
         empty = [rank for rank, flags in enumerate(decided) if Flags.EMPTY in flags]
         ended = [rank for rank, flags in enumerate(decided) if Flags.ENDED in flags]
         more = [rank for rank, each in enumerate(said) if each.count > count]
-        if count == counted and self._is_wanted and not self._has_room():
+        if count == counted and self._is_wanted and not self.has_room():
             # This rank had all its room filled, so give it more.
             self.room = min(2 * self.room, MOST_ROOM)
-            self._reader.wake()
+            self.wake_reader()
         self.window += 1
         if self.pads and empty and count:
             self._end(
@@ -394,7 +391,7 @@ class AgreedAhead(Generic[T]):
                     ranks=tuple(more),
                 )
             )
-        self._consumer.wake()
+        self.wake_consumer()
 
     def _failure(self, failed: list[int]) -> BaseException | None:
         if self.meeting.group.rank in failed:
@@ -406,8 +403,8 @@ class AgreedAhead(Generic[T]):
 
     def _end(self, error: BaseException | None) -> None:
         self.error = error
-        self.is_over = True
-        self._consumer.wake()
+        self.has_agreed_end = True
+        self.wake_consumer()
 
 
 async def _first_of(items: AsyncIterator[T]) -> T:

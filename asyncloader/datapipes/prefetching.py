@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from asyncloader.arguments import checked_count
-from asyncloader.datapipes.ahead import RunningAhead
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.devices import pinned_part, with_parts_changed
 from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.running.conveyor import RunningAhead
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.sources import iterable_source

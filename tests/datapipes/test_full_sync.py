@@ -23,15 +23,10 @@ async def passed(meeting: Meeting, source: Any) -> list[Any]:
     """Return what passes a fullsync on one rank."""
     pipe = source.fullsync()
     ahead: AgreedAhead[Any] = AgreedAhead(run_of(pipe.source), meeting)
-    tasks = [asyncio.create_task(ahead.fill()), asyncio.create_task(ahead.agree())]
     items: list[Any] = []
-    try:
+    async with ahead.running("fullsync"):
         while await ahead.has_next():
             items += ahead.take()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
     return items
 
 
@@ -55,19 +50,16 @@ async def test_a_consumer_that_takes_its_time_holds_few():
 
     (meeting,) = Table(1).meetings()
     ahead: AgreedAhead[Any] = AgreedAhead(run_of(Source()), meeting)
-    tasks = [asyncio.create_task(ahead.fill()), asyncio.create_task(ahead.agree())]
     taken = 0
-    for _ in range(10):
-        # It asks for more when more has long been there.
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert len(read) <= taken + 3
-        assert ahead.agreed
-        assert await ahead.has_next()
-        taken += len(ahead.take())
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
+    async with ahead.running("fullsync"):
+        for _ in range(10):
+            # It asks for more when more has long been there.
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(read) <= taken + 3
+            assert ahead.agreed
+            assert await ahead.has_next()
+            taken += len(ahead.take())
 
 
 async def test_an_item_is_not_held_back_for_company():
@@ -81,14 +73,14 @@ async def test_an_item_is_not_held_back_for_company():
             yield 1
 
     aheads = [AgreedAhead[Any](run_of(Source()), meeting) for meeting in table.meetings()]
-    tasks = [asyncio.create_task(work) for each in aheads for work in (each.fill(), each.agree())]
-    assert all(await asyncio.gather(*(each.has_next() for each in aheads)))
-    assert [each.take() for each in aheads] == [[0], [0]]
-    more.set()
-    assert all(await asyncio.gather(*(each.has_next() for each in aheads)))
-    assert [each.take() for each in aheads] == [[1], [1]]
-    assert not any(await asyncio.gather(*(each.has_next() for each in aheads)))
-    await asyncio.wait(tasks)
+    one, other = aheads
+    async with one.running("one"), other.running("other"):
+        assert all(await asyncio.gather(*(each.has_next() for each in aheads)))
+        assert [each.take() for each in aheads] == [[0], [0]]
+        more.set()
+        assert all(await asyncio.gather(*(each.has_next() for each in aheads)))
+        assert [each.take() for each in aheads] == [[1], [1]]
+        assert not any(await asyncio.gather(*(each.has_next() for each in aheads)))
 
 
 async def test_an_error_beyond_the_shortest_share_is_never_met():
@@ -158,14 +150,9 @@ async def test_an_error_comes_after_the_items_before_it_on_every_rank():
 
     async def note(rank: int, meeting: Meeting) -> None:
         ahead: AgreedAhead[Any] = AgreedAhead(run_of(sources[rank]), meeting)
-        tasks = [asyncio.create_task(ahead.fill()), asyncio.create_task(ahead.agree())]
-        try:
+        async with ahead.running("fullsync"):
             while await ahead.has_next():
                 seen[rank] += ahead.take()
-        finally:
-            await asyncio.wait(tasks, timeout=0.1)
-            for task in tasks:
-                task.cancel()
 
     failures = await asyncio.gather(
         *(note(rank, meeting) for rank, meeting in enumerate(table.meetings())),
@@ -188,11 +175,10 @@ async def test_a_share_that_has_ended_is_padded_with_its_last_item(counts):
 async def test_what_the_consumer_changes_in_the_last_item_is_not_in_the_padding():
     async def changed(meeting: Meeting, source: Any) -> list[Any]:
         ahead: AgreedAhead[Any] = AgreedAhead(run_of(source), meeting)
-        tasks = [asyncio.create_task(work) for work in (ahead.fill(), ahead.agree())]
         seen = []
-        while await ahead.has_next():
-            seen += [item.pop("label") for item in ahead.take()]
-        await asyncio.wait(tasks)
+        async with ahead.running("fullsync"):
+            while await ahead.has_next():
+                seen += [item.pop("label") for item in ahead.take()]
         return seen
 
     sources = [IterableWrapper([{"label": number} for number in range(count)]) for count in (1, 4)]

@@ -63,6 +63,9 @@ AHEAD: dict[str, Callable[[Any], Any]] = {
     "async_map, unordered": lambda source: source.async_map(
         double, concurrency=COUNT, ordered=False
     ),
+    "batch, by the clock": lambda source: source.batch(COUNT, max_wait=0.0).flatmap(
+        lambda batch: [2 * number for number in batch]
+    ),
     "both": lambda source: source.prefetch(3).async_map(double, concurrency=COUNT).prefetch(3),
 }
 every_way = pytest.mark.parametrize("way", AHEAD)
