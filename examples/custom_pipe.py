@@ -1,16 +1,19 @@
-"""Write two pipes of your own: one that waits for a service, and one that computes.
+"""Write two pipes of your own: one that waits for a service, and one that remembers something.
 
 Start:  python examples/custom_pipe.py
-Expect: three blocks of eight numbers, which `async for` and `for` make alike.
+Expect: three blocks of eight numbers, which `async for` and `for` make alike; and the last two
+        again, by a loader that resumed behind the first.
 
-A pipe that computes is a generator, and a pipe that waits is an async generator. Either may
-stand before or after any other pipe, in `for` and in `async for`.
+A pipe that waits is an async generator. A pipe that remembers something has a state, so that it
+resumes with what it had left over, and no sentence of before is packed again. Either may stand
+before or after any other pipe, in `for` and in `async for`.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import field
 
-from asyncloader import DataLoader2, IterDataPipe, functional_datapipe
+from asyncloader import DataLoader2, Edge, IterDataPipe, Pipe, State, functional_datapipe
 
 
 class Pages(IterDataPipe[list[int]]):
@@ -30,12 +33,20 @@ class Pages(IterDataPipe[list[int]]):
         return [[page] * (1 + (page + line) % 4) for line in range(3)]
 
 
+class LeftOver(State):
+    """The tokens that are in no block yet."""
+
+    tokens: list[int] = field(default_factory=list)
+
+
 @functional_datapipe("pack")
-class Packer(IterDataPipe[list[int]]):
+class Packer(Pipe[list[int]]):
     """Yield blocks of exactly ``size`` tokens, filled with one sentence after the other.
 
     What does not fill a block at the end is dropped.
     """
+
+    State = LeftOver
 
     def __init__(self, source: Iterable[list[int]], size: int) -> None:
         if size < 1:
@@ -43,13 +54,17 @@ class Packer(IterDataPipe[list[int]]):
         self.source = source
         self.size = size
 
-    def __iter__(self) -> Iterator[list[int]]:
-        tokens: list[int] = []
-        for sentence in self.source:
-            tokens += sentence
-            while len(tokens) >= self.size:
-                yield tokens[: self.size]
-                del tokens[: self.size]
+    def run(self, source: Edge[list[int]], state: LeftOver) -> Iterator[list[int]]:
+        # A resumed run may have several blocks left of the last sentence.
+        yield from self.blocks(state)
+        for sentence in source:
+            state.tokens += sentence
+            yield from self.blocks(state)
+
+    def blocks(self, state: LeftOver) -> Iterator[list[int]]:
+        while len(state.tokens) >= self.size:
+            block, state.tokens = state.tokens[: self.size], state.tokens[self.size :]
+            yield block
 
 
 async def blocks_by_async_for() -> list[list[int]]:
@@ -62,9 +77,19 @@ def blocks_by_for() -> list[list[int]]:
         return list(loader)
 
 
+def blocks_behind_the_first() -> list[list[int]]:
+    with DataLoader2(Pages(4).pack(8)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with DataLoader2(Pages(4).pack(8)) as loader:
+        loader.load_state_dict(state)
+        return list(loader)
+
+
 if __name__ == "__main__":
     blocks = asyncio.run(blocks_by_async_for())
     print("sentences from a slow service, packed into blocks of 8 tokens:")
     for block in blocks:
         print(block)
     print("the same by `for`:", blocks == blocks_by_for())
+    print("what follows the first, after a resume:", blocks_behind_the_first() == blocks[1:])
