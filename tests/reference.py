@@ -33,6 +33,7 @@ MODULES = (
     "asyncloader.datapipes.map",
     "asyncloader.errors",
     "asyncloader.graph",
+    "asyncloader.testing",
 )
 
 
@@ -115,6 +116,14 @@ GRAPH = Page(
             "read_without_fork",
         ),
     },
+)
+TESTING = Page(
+    "Checks of your own parts",
+    "Each runs a part of yours in every way, and raises an AssertionError that says what it does"
+    " not keep of [what all parts promise](../guides/extending.md#test-what-you-wrote). They are"
+    " imported from `asyncloader.testing`.",
+    "asyncloader.testing",
+    {"Check": ("check_pipe", "check_service", "check_adapter")},
 )
 ERRORS = Page(
     "Errors",
@@ -268,6 +277,7 @@ def pages() -> dict[str, Page]:
         "map-pipes.md": map_pipes,
         "adapters.md": ADAPTERS,
         "graph.md": GRAPH,
+        "testing.md": TESTING,
         "errors.md": ERRORS,
     }
 

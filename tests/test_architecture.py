@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "asyncloader"
 
 #: The parts, from the top down. A part imports itself and the parts of lower lines only.
 LAYERS = [
-    {"asyncloader", "__main__"},
+    {"asyncloader", "__main__", "testing"},
     {"tools"},
     {"loader", "serving"},
     {"services"},

@@ -24,6 +24,7 @@ from typing import Any, ParamSpec, Protocol
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.running.cursors import Cursors
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import is_of_package
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.deadline import time_left
@@ -133,6 +134,9 @@ class ReadingServiceInterface:
         If there is something, the length is that of the graph that ``initialize`` returned.
         """
         return ""
+
+    def __repr__(self) -> str:
+        return stage_name(self)
 
     def share(self, datapipe: Any) -> Any:
         """Return a graph with as many items as this rank's share of the graph."""

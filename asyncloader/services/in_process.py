@@ -18,7 +18,6 @@ from asyncloader.arguments import (
     takes,
 )
 from asyncloader.datapipes.prefetching import Prefetcher
-from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import hands_over
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.seeds import SeedGenerator
@@ -93,9 +92,6 @@ class InProcessReadingService(ReadingServiceInterface):
 
     def graph_changer(self) -> str:
         return "" if self.init_fn is None else f"init_fn={function_name(self.init_fn)}"
-
-    def __repr__(self) -> str:
-        return stage_name(self)
 
 
 def _checked(name: str, function: Any, count: int) -> Any:

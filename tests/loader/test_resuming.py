@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from tests.steps import (
     states_at_every_async_step,
     states_at_every_step,
 )
-from tests.test_contracts import on_a_thread
+
+T = TypeVar("T")
 
 PIPES = ITER_PIPES | MAP_PIPES
 
@@ -123,6 +125,21 @@ async def resumed_async(graph: Any, state: Any, count: int) -> list[list[Any]]:
 def three_epochs(make: Any) -> list[list[Any]]:
     with loader_from(make()) as loader:
         return [list(loader) for _ in range(3)]
+
+
+async def on_a_thread(function: Callable[[], T]) -> T:
+    """Call a function where no event loop runs, and wait for it."""
+    outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        try:
+            loop.call_soon_threadsafe(outcome.set_result, function())
+        except BaseException as error:  # noqa: BLE001 - the awaiting test raises it
+            loop.call_soon_threadsafe(outcome.set_exception, error)
+
+    threading.Thread(target=run, name="a thread without a loop").start()
+    return await outcome
 
 
 async def check_every_step(make: Any) -> None:

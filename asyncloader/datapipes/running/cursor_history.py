@@ -7,6 +7,7 @@ source have come, and ``Pace`` how often cursors may be collected.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, compress, islice, repeat
@@ -49,6 +50,17 @@ class Pace:
         pause = _SHARE * (thread_time() - begun)
         self.pause = max(pause, min(4 * pause, _OFTEN_SECONDS))
         self.not_before = perf_counter() + self.pause
+
+
+@contextlib.contextmanager
+def noting_at_every_item() -> Iterator[None]:
+    """Let cursors be collected at every item, for a check of what resumes from them."""
+    global _SHARE
+    share, _SHARE = _SHARE, 0
+    try:
+        yield
+    finally:
+        _SHARE = share
 
 
 # More items than any source yields.
