@@ -28,7 +28,6 @@ from asyncloader.testing import (
     AdapterCase,
     PipeCase,
     ServiceCase,
-    a_cancelled_pipe_ends,
     a_loader_that_is_left_leaves_nothing,
     a_service_leaves_nothing,
     it_hands_out_what_the_graph_yields,
@@ -59,10 +58,6 @@ BEFORE_SHUFFLES = {it.InMemoryCacheHolder, it.RandomSplitter}
 
 #: What reads them asks for the keys of all items, not of a worker's share.
 WITH_ALL_KEYS = {it.IterToMapConverter}
-
-#: A thread that reads several branches without a loader may leave an async source open when it is
-#: cancelled, now and then.
-READ_BY_THREADS = {it.Demultiplexer, it.Forker, it.RoundRobinDemultiplexer, it.UnZipper}
 
 every_pipe = pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
 every_service = pytest.mark.parametrize("service_class", SERVICES, ids=lambda cls: cls.__name__)
@@ -153,8 +148,6 @@ def test_a_sample_has_items_to_tell_apart(pipe_class):
 @every_pipe
 @each_of(QUICK)
 def test_a_pipe_keeps_a_promise(pipe_class, check):
-    if check is a_cancelled_pipe_ends and pipe_class in READ_BY_THREADS:
-        pytest.skip("it may leave its source open")
     is_leaving = check is a_loader_that_is_left_leaves_nothing
     with leaves_nothing_behind() if is_leaving else contextlib.nullcontext():
         check(case_of(pipe_class))

@@ -51,7 +51,8 @@ async def from_thread(run: Startable[T], crossing: Exchange[T] | None = None) ->
         giver.stop()
         exchange.drop()
         if shared is None:
-            await giver.aclose()
+            # With what the thread has begun here, which it may be waiting for.
+            await home.aclose()
 
 
 def from_loop(run: Startable[T], crossing: Exchange[T] | None = None) -> Iterator[T]:
