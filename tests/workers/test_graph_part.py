@@ -31,7 +31,7 @@ def test_a_pass_that_was_begun_is_forgotten():
     pipe = IterableWrapper(range(9)).filter(bool)
     part = part_of(pipe)
     part.seed((), SeedGenerator(1))
-    next(part.prepared(RunTree()).run.begin())
+    next(part.prepared(RunTree()).edge.begin())
     assert latest_pass(pipe) is not None
     part.seed((), SeedGenerator(2))
     part.prepared(RunTree())
