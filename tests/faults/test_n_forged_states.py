@@ -182,8 +182,9 @@ def _places(value: Any, *keys: Any) -> Iterator[tuple[Any, Any]]:
 
 
 #: Where other items are right as well: a share may have been read by another seed, which a reset
-#: may set, than those beside it; and texts that were made of random numbers.
-LOOSE = ("RandomSplitter", "all generators")
+#: may set, than those beside it; texts that were made of random numbers; and the share of a worker
+#: of which nothing had come, since such a state says nothing of its seed but that of the epoch.
+LOOSE = ("RandomSplitter", "all generators", "as they come")
 
 # Trying -----------------------------------------------------------------------------------
 
