@@ -236,6 +236,32 @@ def test_what_a_state_holds_is_not_changed_later():
     assert rest_of(lambda: Totals(IterableWrapper(WORDS)), state) == rest
 
 
+def test_a_state_that_was_saved_is_taken_whatever_its_annotations_say():
+    class Averages(Dedupe):
+        class State(State):
+            total: int = 0
+            last: str | None = "none yet"
+            odd: Any = None
+
+        def run(self, source: Edge[int], state: Any) -> Iterator[Any]:
+            for item in source:
+                state.total += item / 2
+                if state.odd is None and item % 2:
+                    state.odd = item
+                yield state.total, state.odd, state.last
+                state.last = None
+
+    def graph() -> Any:
+        return Averages(IterableWrapper([2, 4, 6, 7, 8, 9]))
+
+    with DataLoader2(graph()) as loader:
+        taken = [(item, loader.state_dict(include_datapipe=False)) for item in loader]
+    items, states = zip(*taken, strict=True)
+    # What is changed behind the yield belongs to the next item.
+    for step, state in enumerate(states[1:], 2):
+        assert rest_of(graph, state) == list(items[step:])
+
+
 def test_an_early_end_closes_what_it_reads():
     source = Watched(range(9))
     with DataLoader2(Dedupe(source)) as loader:
@@ -306,6 +332,11 @@ async def _soon(self: Any, source: Any, state: Any) -> AsyncIterator[int]:
 
 def _now(self: Any, source: Any, state: Any) -> Iterator[int]:
     yield 1
+
+
+def test_a_field_with_the_name_of_a_method_is_refused():
+    with pytest.raises(TypeError, match="has a field 'first', which is the name of a method"):
+        type("Mine", (State,), {"__annotations__": {"first": int}, "first": 0})
 
 
 @pytest.mark.parametrize(

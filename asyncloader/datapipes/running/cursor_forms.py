@@ -21,11 +21,12 @@ an endless source may be anything up to ``MOST``, because a long replay is allow
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from types import NoneType
 from typing import (
     Annotated,
@@ -38,7 +39,7 @@ from typing import (
 )
 
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
-from asyncloader.datapipes.running.traits import has_own_state, setting
+from asyncloader.datapipes.running.traits import has_own_state, is_of_package, setting
 from asyncloader.errors import SnapshotError
 
 #: More items than any loader yields: ten million a second for most of a year.
@@ -194,22 +195,8 @@ def _list(value: Any, where: str, most: int | None = None) -> list[Any]:
     return value
 
 
-def of_kind(kind: type) -> Form:
-    """A value of one type of plain data."""
-
-    def check(value: Any, where: str, form_of: FormOf) -> None:
-        if type(value) is not kind:
-            refuse(where, f"a value of type {kind.__name__}", value)
-
-    return check
-
-
-#: The forms of annotations that are types; those of others, which users may give, are any data.
-_PLAIN: dict[Any, Form] = {
-    bool: truth,
-    int: integer,
-    **{kind: of_kind(kind) for kind in (float, str, bytes, list, dict, tuple)},
-}
+#: The forms of annotations that are types.
+_PLAIN: dict[Any, Form] = {bool: truth, int: integer, Any: anything}
 
 
 def fields(
@@ -247,8 +234,8 @@ Seed = Annotated[int, SEED]
 class Fields:
     """What is saved of something: a pipe's place between two items, or a part of a state.
 
-    A subclass is a dataclass. Its fields are saved, but those whose names begin with ``_``; a field
-    that is None is not, and what may be None may be missing in a state that is loaded.
+    A subclass is a dataclass. Its fields are saved, but those whose names begin with ``_``. A field
+    that is None is not, if it begins so; what may be None may be missing in a state that is loaded.
     """
 
     def __init_subclass__(cls) -> None:
@@ -257,6 +244,12 @@ class Fields:
             if type(default) in (list, dict) and not name.startswith("__"):
                 setattr(cls, name, field(default_factory=functools.partial(_copied, default)))
         dataclass(kw_only=True, eq=False)(cls)
+        for each in dataclasses.fields(cls):  # type: ignore[arg-type]  # now it is one
+            if hasattr(Fields, each.name):
+                raise TypeError(
+                    f"{cls.__qualname__} has a field {each.name!r}, which is the name of a method"
+                    " of State: choose another"
+                )
 
     @classmethod
     def loaded(cls, cursor: Cursor) -> Self:
@@ -319,12 +312,23 @@ class Fields:
         """Say what each rule is that the fields break, in words."""
         return iter(())
 
+    @classmethod
+    @functools.cache
+    def _not_none_at_first(cls) -> frozenset[str]:
+        """Return the fields that are something else than None where nothing was saved of them."""
+        return frozenset(
+            each.name
+            for each in dataclasses.fields(cls)  # type: ignore[arg-type]  # each subclass is one
+            if each.default is not None
+            and (each.default is not MISSING or each.default_factory is not MISSING)
+        )
+
     def saved(self) -> Cursor:
         """Return the fields as plain data, which later changes of this leave as it is."""
         return {
             name: _copied(each)
             for name, each in vars(self).items()
-            if each is not None and name[0] != "_"
+            if name[0] != "_" and (each is not None or name in self._not_none_at_first())
         }
 
 
@@ -373,8 +377,7 @@ class State(Fields):
     taken_each: Annotated[list[int], list_of(COUNT)] | None = None
 
     def first_each(self) -> list[int]:
-        assert self.taken_each is not None
-        return self.taken_each
+        return self.taken_each or []
 
     def fill(self, taken: int, yielded: int) -> None:
         self.taken, self.yielded = taken, yielded
@@ -407,9 +410,8 @@ def form_of_state(kind: type[Fields] | None, pipe: Any, *, named: str = "{}[{!r}
         return no_cursor
     must: dict[str, Form] = {}
     may: dict[str, Form] = {}
-    for name, hint in _annotations(kind).items():  # type: ignore[arg-type]  # it has a hash
-        own, may_miss = _without_none(hint)
-        (may if may_miss else must)[name] = _form_of_hint(own, pipe)
+    for name, (hint, may_miss) in _annotations(kind).items():  # type: ignore[arg-type]  # it has a hash
+        (may if may_miss else must)[name] = _form_of_hint(hint, pipe)
     of_fields = fields(must, may, named=named)
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
@@ -421,19 +423,17 @@ def form_of_state(kind: type[Fields] | None, pipe: Any, *, named: str = "{}[{!r}
 
 
 @functools.cache
-def _annotations(kind: Any) -> dict[str, Any]:
-    hints: dict[str, Any] = {}
+def _annotations(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Return the hint of each field that is saved, and whether it may be missing."""
+    hints: dict[str, tuple[Any, bool]] = {}
     for base in reversed(kind.__mro__):
-        hints |= _annotations_of(base)
+        if is_of_package(base) or base is object:
+            found = inspect.get_annotations(base, eval_str=True)
+            hints |= {name: _without_none(hint) for name, hint in found.items()}
+        else:
+            # Python does not hold users to their annotations, so a state that was saved is taken.
+            hints |= dict.fromkeys(inspect.get_annotations(base), (Any, True))
     return {name: hint for name, hint in hints.items() if name[0] != "_"}
-
-
-def _annotations_of(cls: type) -> dict[str, Any]:
-    try:
-        return inspect.get_annotations(cls, eval_str=True)
-    except NameError:
-        # A user's own names may not be known here: then it is any plain data.
-        return dict.fromkeys(inspect.get_annotations(cls), Any)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -448,9 +448,7 @@ def _form_of_hint(hint: Any, pipe: Any) -> Form:
         return form.form(pipe) if isinstance(form, Of) else form
     if get_origin(hint) is list:
         return list_of(_form_of_hint(get_args(hint)[0], pipe))
-    if get_origin(hint) is dict:
-        return of_kind(dict)
-    return _PLAIN.get(hint, anything)
+    return _PLAIN[hint]
 
 
 def no_cursor(value: Any, where: str, form_of: FormOf) -> None:

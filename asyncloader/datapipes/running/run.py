@@ -353,7 +353,7 @@ class Edge(Generic[T]):
         return items, following if history is None else history.noting(following, self.count)
 
     def _check_held(self, positions: list[int], then: int) -> None:
-        if not all(map(operator.lt, positions, [*positions[1:], then])):
+        if positions[0] < 0 or not all(map(operator.lt, positions, [*positions[1:], then])):
             reader = self.pipe if self._reader is None else self._reader.pipe
             raise SnapshotError(
                 f"the state contradicts itself: {stage_name(reader)} goes on at item {then} of its"
@@ -459,7 +459,11 @@ class Edge(Generic[T]):
             if position in wanted:
                 items.append(item)
         self.passed = noting
-        self._check_whole(positions, items)
+        try:
+            self._check_whole(positions, items)
+        except SnapshotError:
+            await aclose_items(following)
+            raise
         return items, following
 
     def _crossed(self, may_give: Callable[[], bool] | None = None) -> Exchange[T]:
