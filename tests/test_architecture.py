@@ -53,13 +53,14 @@ ROOMS = [
         "edges",
         "one_to_one",
         "recording",
+        "resources",
         "shared_sequence",
         "sources",
         "tolerance",
         "tracebacks",
     },
     {"base", "call", "orders", "settled"},
-    {"devices", "envelope", "lookups", "randomness", "running", "torchdata_names"},
+    {"attempts", "devices", "envelope", "lookups", "randomness", "running", "torchdata_names"},
 ]
 
 #: Heavy or risky modules, and the one file by which each may enter.

@@ -1,8 +1,9 @@
-"""Work that runs ahead of its consumer.
+"""Calls that run ahead of their consumer.
 
-This file is about ``AheadPass``, a pass that begins calls ahead of its reader: which items were
-read, what was yielded for them, and how a later pass resumes. Of many results the oldest comes
-first (``OldestFirst``), or whichever is ready (``ReadyFirst``).
+This file is about ``CallsAhead``, a pipe that calls a function for many items at a time, and about
+``AheadPass``, its pass: which items were read, what was yielded for them, and how a later pass
+resumes. Of many results the oldest comes first (``OldestFirst``), or whichever is ready
+(``ReadyFirst``).
 """
 
 from __future__ import annotations
@@ -10,14 +11,31 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sized
+from functools import partial
+from threading import get_ident
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from asyncloader.arguments import checked_function, function_name
+from asyncloader.datapipes.attempts import Attempts, ErrorTypes
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.call import itself
+from asyncloader.datapipes.columns import changed_columns
+from asyncloader.datapipes.recording import on_numbered
 from asyncloader.datapipes.running.cursor_forms import Fields, Sieved
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.run import Edge, Pass
-from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
+from asyncloader.datapipes.sources import iterable_source
+from asyncloader.datapipes.tolerance import (
+    SKIPPED,
+    Failure,
+    OnError,
+    RecordedTolerance,
+    Tolerance,
+    answered,
+    checked_keeping,
+)
 from asyncloader.tuning import Bounds, Tuning, Window
 
 logger = logging.getLogger("asyncloader")
@@ -59,6 +77,14 @@ class Concurrency:
         """Note for how long a thread, or a call, was at work."""
         self._worked[thread] += seconds  # type: ignore[assignment]  # a number
 
+    def timed(self, call: Callable[[Any], Any], item: Any) -> Any:
+        """Call a function, and note for how long it is at work in this thread."""
+        begun = perf_counter()
+        try:
+            return call(item)
+        finally:
+            self.worked(get_ident(), perf_counter() - begun)
+
     def begin_wait(self) -> None:
         """Note that the consumer begins to wait."""
         now = perf_counter()
@@ -89,6 +115,75 @@ class Concurrency:
         self._since = self._latest = perf_counter()
         self._items, self._waited, self._waits_since = 0, 0.0, 0.0
         self._worked.clear()
+
+
+class CallsAhead(IterDataPipe[T]):
+    """A pipe that calls a function for each item, many calls at a time.
+
+    Who calls it is said by ``new_pass``.
+    """
+
+    #: Whether each result is that of one item.
+    calls_for_each = True
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        fn: Callable[..., Any],
+        input_col: Any,
+        output_col: Any,
+        *,
+        concurrency: Any,
+        ordered: bool,
+        timeout: float | None,
+        retries: int,
+        retry_on: ErrorTypes,
+        backoff: float,
+        resource: Callable[[], Any] | None,
+        on_error: OnError,
+        max_errors: int | None,
+        repeatable: bool,
+        keep_results: bool,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.fn = fn
+        self.input_col = input_col
+        self.output_col = output_col
+        self.concurrency = concurrency
+        self.ordered = ordered
+        self.timeout = timeout
+        self.retries = retries
+        self.retry_on = retry_on
+        self.backoff = backoff
+        self.resource = None if resource is None else checked_function("resource", resource)
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.repeatable = repeatable
+        self.keep_results = checked_keeping(keep_results, repeatable)
+        more = 0 if resource is None else 1
+        self._columns = changed_columns(fn, input_col, output_col, more=more)
+        self._wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
+        self._attempts = Attempts(timeout, retries, retry_on, backoff, function_name(fn))
+        self.tolerance = Tolerance(on_error, max_errors)
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        self._wrap = wrap
+        return self.tolerance.is_strict
+
+    def in_section(self) -> Any:
+        self.carry(partial(on_numbered, pipe=self))
+        self.tolerance = RecordedTolerance.of(self.tolerance)
+        return self
+
+    def __len__(self) -> int:
+        return self.tolerance.length(self, self.source)
+
+    @property
+    def State(self) -> type[Fields] | None:  # type: ignore[override]
+        return Sieved if self.ordered and not self.tolerance.is_strict else None
+
+    def has_no_order(self) -> bool:
+        return not self.ordered
 
 
 def nothing_ahead(is_paused: bool) -> None:
@@ -237,8 +332,3 @@ class ReadyFirst(Generic[C]):
 def calls_in_order(ordered: bool) -> OldestFirst[Any] | ReadyFirst[Any]:
     """Return what keeps the calls of one pass in the order of their results."""
     return OldestFirst() if ordered else ReadyFirst()
-
-
-def state_ahead(pipe: Any) -> type[Fields] | None:
-    """Return the class of the states of a pipe whose passes run ahead."""
-    return Sieved if pipe.ordered and not pipe.tolerance.is_strict else None

@@ -2,301 +2,42 @@
 
 This file is about async_map, for functions that wait, and async_map_batches, as torchdata called
 it. They keep a continuous window of calls under way: whenever one call ends the next begins, with
-no barrier between. ``Attempts`` says how long one call may take and when it is made again, a
-``SharedResource`` is what all calls of a pass use, and a ``Keeper`` keeps it open over many
-short passes.
+no barrier between.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import logging
-import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
-from asyncloader.arguments import (
-    checked_auto,
-    checked_count,
-    checked_function,
-    checked_seconds,
-    function_name,
-)
+from asyncloader.arguments import checked_auto, checked_count, checked_function, function_name
 from asyncloader.datapipes.ahead import (
     AheadPass,
+    CallsAhead,
     Concurrency,
     calls_in_order,
     nothing_ahead,
-    state_ahead,
 )
+from asyncloader.datapipes.attempts import ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.call import blame, is_async, itself, watched_async
-from asyncloader.datapipes.columns import change_async, checked_columns
-from asyncloader.datapipes.recording import Joining, on_numbered
-from asyncloader.datapipes.running.bridge import taken_at
+from asyncloader.datapipes.call import blame, is_async, watched_async
+from asyncloader.datapipes.columns import change_async
+from asyncloader.datapipes.recording import Joining
+from asyncloader.datapipes.resources import Resource, SharedResource, kept, with_last
 from asyncloader.datapipes.running.conveyor import RunningAhead
-from asyncloader.datapipes.running.cursor_forms import Fields
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
-from asyncloader.datapipes.running.run import Edge, Pass, RunTree
-from asyncloader.datapipes.running.run_place import Home, cancelled
-from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.tolerance import (
-    SKIPPED,
-    Failure,
-    OnError,
-    RecordedTolerance,
-    Tolerance,
-    checked_keeping,
-    failure_of,
-)
+from asyncloader.datapipes.running.run import Edge, Pass
+from asyncloader.datapipes.running.run_place import cancelled
+from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, failure_of
 from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
-from asyncloader.safe_error_text import note, repr_of
 from asyncloader.tuning import AUTO, Bounds
 
 T = TypeVar("T")
-
-logger = logging.getLogger("asyncloader")
-
-#: The longest wait before a retry.
-MOST_SECONDS = 30.0
-
-#: Its own generator: retries must not change what the user's code draws.
-_jitter = random.SystemRandom()
-
-ErrorTypes = type[Exception] | tuple[type[Exception], ...]
-
-
-@dataclass(frozen=True)
-class Attempts:
-    """At most ``1 + retries`` calls of ``timeout`` seconds each.
-
-    The wait before a retry is ``backoff`` seconds and doubles each time, up to 30 s. It is
-    shortened at random by up to a half, so that many calls do not retry at the same moment.
-    An error may ask for a longer wait by its attribute ``retry_after``.
-    """
-
-    timeout: float | None = None
-    retries: int = 0
-    retry_on: ErrorTypes = OSError
-    backoff: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.timeout is not None:
-            checked_seconds("timeout", self.timeout)
-        checked_count("retries", self.retries, at_least=0)
-        checked_seconds("backoff", self.backoff)
-        _check_error_types(self.retry_on)
-
-    def of(self, function: Callable[[Any], Awaitable[T]]) -> Callable[[Any], Awaitable[T]]:
-        """Return ``function`` with its timeout and retries; the same function if there are none."""
-        once = function if self.timeout is None else functools.partial(self._called, function)
-        return functools.partial(self._called_again, once) if self.retries else once
-
-    async def _called_again(self, once: Callable[[Any], Awaitable[T]], item: Any) -> T:
-        for number in range(self.retries):
-            try:
-                return await once(item)
-            except self.retry_on as error:
-                seconds = self._seconds_before_next(number, error)
-                logger.info(
-                    "%s is called again in %.2g s, retry %d of %d: %s",
-                    *(function_name(once), seconds, number + 1, self.retries, repr_of(error)),
-                )
-            await asyncio.sleep(seconds)
-        try:
-            return await once(item)
-        except self.retry_on as error:
-            note(error, f"it was tried {self.retries + 1} times")
-            raise
-
-    async def _called(self, function: Callable[[Any], Awaitable[T]], item: Any) -> T:
-        try:
-            async with asyncio.timeout(self.timeout) as limit:
-                return await function(item)
-        except TimeoutError:
-            if limit.expired():
-                raise TimeoutError(
-                    f"the call took longer than timeout={self.timeout:g} s"
-                ) from None
-            raise
-
-    def _seconds_before_next(self, number: int, error: Exception) -> float:
-        asked_for = getattr(error, "retry_after", None) or 0.0
-        doubled = self.backoff * 2.0 ** min(number, 64)
-        return min(max(asked_for, doubled * _jitter.uniform(0.5, 1.0)), MOST_SECONDS)
-
-
-def _check_error_types(value: Any) -> None:
-    kinds = value if isinstance(value, tuple) else (value,)
-    for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise TypeError(
-                f"retry_on must be an exception class or a tuple of them, got {value!r}"
-            )
-
-
-#: Returns an async context manager of what all calls of one pass share.
-Resource = Callable[[], AbstractAsyncContextManager[Any]]
-
-
-class SharedResource:
-    """A user's async context manager, which is created when it is entered."""
-
-    def __init__(self, make: Resource, pipe: object) -> None:
-        self._make = make
-        self._pipe = pipe
-        self._manager: AbstractAsyncContextManager[Any]
-
-    async def __aenter__(self) -> Any:
-        try:
-            self._manager = self._made()
-            return await self._manager.__aenter__()
-        except BaseException as error:
-            self._blame(error)
-            raise
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # This may run after the loop was closed, when nothing can be awaited.
-        if running_loop() is None:
-            return
-        try:
-            await self._manager.__aexit__(kind, error, traceback)
-        except BaseException as failure:
-            if failure is not error:
-                self._blame(failure)
-            raise
-
-    def _made(self) -> AbstractAsyncContextManager[Any]:
-        manager = self._make()
-        if not (hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__")):
-            raise TypeError(
-                f"resource must return an async context manager, got {type(manager).__name__}"
-                f" from {function_name(self._make)}; decorate an async generator function with"
-                " contextlib.asynccontextmanager, or give a class with __aenter__ and __aexit__"
-            )
-        return manager
-
-    def _blame(self, error: BaseException) -> None:
-        if running_loop() is not None:
-            blame(error, self._pipe)
-
-
-_KEEPER: ContextVar[Keeper | None] = ContextVar("asyncloader_keeper", default=None)
-
-
-class Keeper:
-    """Opens and closes resources in a task of its own, on the loop of a home.
-
-    Iterate it there. It yields itself once it runs, and ends on ``end()`` or when its task
-    is cancelled.
-    """
-
-    def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop
-        self._is_open = False
-        self._opened: dict[object, asyncio.Future[Any]] = {}
-        self._wanted: asyncio.Queue[tuple[object, AbstractAsyncContextManager[Any]] | None]
-
-    async def __aiter__(self) -> AsyncIterator[Keeper]:
-        self.loop = asyncio.get_running_loop()
-        self._wanted = asyncio.Queue()
-        self._is_open = True
-        yield self
-        try:
-            async with AsyncExitStack() as stack:
-                await self._open_what_is_wanted(stack)
-        finally:
-            for opened in self._opened.values():
-                if not opened.done():
-                    _fail(opened, _closed())
-
-    async def _open_what_is_wanted(self, stack: AsyncExitStack) -> None:
-        try:
-            while (wanted := await self._wanted.get()) is not None:
-                key, manager = wanted
-                try:
-                    self._opened[key].set_result(await stack.enter_async_context(manager))
-                except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; those who wait raise it
-                    # The next caller tries again.
-                    _fail(self._opened.pop(key), error)
-        finally:
-            self._is_open = False
-
-    @contextlib.asynccontextmanager
-    async def kept(
-        self, key: object, manager: AbstractAsyncContextManager[Any]
-    ) -> AsyncIterator[Any]:
-        """Give the resource of a key, opening it on first use; on the keeper's loop."""
-        if not self._is_open:
-            raise _closed()
-        if key not in self._opened:
-            self._opened[key] = self.loop.create_future()
-            self._wanted.put_nowait((key, manager))
-        # Shielded: others share it, so one waiter's cancellation must not cancel the opening.
-        yield await asyncio.shield(self._opened[key])
-
-    def end(self) -> None:
-        """Close everything; from any thread."""
-        self.loop.call_soon_threadsafe(self._wanted.put_nowait, None)
-
-
-@contextlib.contextmanager
-def keeper_at(home: Home) -> Iterator[Keeper]:
-    """Give a keeper for one pass."""
-    keeper = Keeper()
-    edge: Edge[Keeper] = Edge(keeper, RunTree())
-    begun = taken_at(home, edge)
-    with contextlib.closing(begun):
-        yield next(begun)
-        keeper.end()
-        # A resource that fails to close is an error of this pass.
-        for _ in begun:
-            pass
-
-
-@contextlib.contextmanager
-def keeping(keeper: Keeper) -> Iterator[None]:
-    """Let this keeper hold all resources that are opened in here."""
-    token = _KEEPER.set(keeper)
-    try:
-        yield
-    finally:
-        _KEEPER.reset(token)
-
-
-def kept(
-    key: object, manager: AbstractAsyncContextManager[Any]
-) -> AbstractAsyncContextManager[Any]:
-    """Return the context manager itself, or one that takes the resource from the keeper."""
-    keeper = _KEEPER.get()
-    if keeper is None or keeper.loop is not running_loop():
-        return manager
-    return keeper.kept(key, manager)
-
-
-def _fail(opened: asyncio.Future[Any], error: BaseException) -> None:
-    opened.set_exception(error)
-    # Mark it as seen: if nobody waits any more, asyncio would log a lost exception.
-    opened.exception()
-
-
-def _closed() -> RuntimeError:
-    # Callers that are still here are being stopped; they must not see an end of the data.
-    return RuntimeError("the pass over the cache is being closed")
-
 
 #: Makes a coroutine of an item.
 Call = Callable[[Any], Coroutine[Any, Any, T]]
@@ -426,7 +167,7 @@ def may_raise(result: Any) -> bool:
 
 
 @functional_datapipe("async_map")
-class AsyncMapper(IterDataPipe[T]):
+class AsyncMapper(CallsAhead[T]):
     """Yield ``await fn(item)`` for each item, with up to ``concurrency`` calls running at once.
 
     With ``concurrency="auto"`` there are as many as give the most results a second, at most
@@ -472,9 +213,6 @@ class AsyncMapper(IterDataPipe[T]):
     ['zero', 'one']
     """
 
-    #: Whether each result is that of one item.
-    calls_for_each = True
-
     def __init__(
         self,
         datapipe: IterDataPipe[Any],
@@ -500,51 +238,29 @@ class AsyncMapper(IterDataPipe[T]):
                 f" {function_name(fn)}; use map for a plain function, or thread_map for many"
                 " calls at once"
             )
-        self.source = iterable_source(datapipe)
-        self.fn = fn
-        self.input_col = input_col
-        self.output_col = output_col
-        self.concurrency = checked_auto("concurrency", concurrency, at_least=1)
-        self.ordered = ordered
-        self.timeout = timeout
-        self.retries = retries
-        self.retry_on = retry_on
-        self.backoff = backoff
-        self.resource = None if resource is None else checked_function("resource", resource)
-        self.on_error = on_error
-        self.max_errors = max_errors
-        self.repeatable = repeatable
-        self.keep_results = checked_keeping(keep_results, repeatable)
-        more = 0 if resource is None else 1
-        self._columns = checked_columns(fn, input_col, output_col, more=more)
-        self._wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
-        self._attempts = Attempts(timeout, retries, retry_on, backoff)
-        self.tolerance = Tolerance(on_error, max_errors)
-
-    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
-        self._wrap = wrap
-        return self.tolerance.is_strict
-
-    def in_section(self) -> Any:
-        self.carry(functools.partial(on_numbered, pipe=self))
-        self.tolerance = RecordedTolerance.of(self.tolerance)
-        return self
-
-    def __len__(self) -> int:
-        return self.tolerance.length(self, self.source)
+        super().__init__(
+            datapipe,
+            fn,
+            input_col,
+            output_col,
+            concurrency=checked_auto("concurrency", concurrency, at_least=1),
+            ordered=ordered,
+            timeout=timeout,
+            retries=retries,
+            retry_on=retry_on,
+            backoff=backoff,
+            resource=resource,
+            on_error=on_error,
+            max_errors=max_errors,
+            repeatable=repeatable,
+            keep_results=keep_results,
+        )
 
     def is_async(self) -> bool:
         return True
 
     def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
         return AsyncMapPass(edge)
-
-    @property
-    def State(self) -> type[Fields] | None:  # type: ignore[override]
-        return state_ahead(self)
-
-    def has_no_order(self) -> bool:
-        return not self.ordered
 
     def window(self, running: AheadPass[T]) -> CallWindow[T]:
         """Return the window of one pass, before it starts."""
@@ -562,7 +278,7 @@ class AsyncMapper(IterDataPipe[T]):
         """Return the function to call for each item, given the shared resource."""
         fn = watched_async(self.fn, self)
         if self.resource is not None:
-            fn = functools.partial(_with_last, fn, shared)
+            fn = functools.partial(with_last, fn, shared)
         if self.input_col is not None:
             fn = functools.partial(change_async, fn, self._columns)
         apply = self._wrap(self._attempts.of(fn))
@@ -610,10 +326,6 @@ class AsyncMapPass(AheadPass[T]):
                 del group
         finally:
             await window.aclose()
-
-
-def _with_last(function: Callable[..., Awaitable[T]], shared: Any, *args: Any) -> Awaitable[T]:
-    return function(*args, shared)
 
 
 @functional_datapipe("async_map_batches")

@@ -70,15 +70,14 @@ def changing(function: Callable[..., Any], input_col: Any, output_col: Any) -> C
 
     It is ``function`` itself if no column is named.
     """
-    columns = checked_columns(checked_function("fn", function), input_col, output_col)
+    columns = changed_columns(checked_function("fn", function), input_col, output_col)
     if input_col is None and output_col is None:
         return function
-    if output_col is None and isinstance(input_col, list | tuple) and not input_col:
-        raise ValueError("input_col names no column: pass output_col, to say where results go")
-    return functools.partial(change_async if is_async(function) else _change, function, columns)
+    return functools.partial(change_async if is_async(function) else change, function, columns)
 
 
-def _change(function: Callable[..., Any], columns: Columns, item: Any) -> Any:
+def change(function: Callable[..., Any], columns: Columns, item: Any) -> Any:
+    """Return an item with the result of a function of some columns in its place."""
     result = function(*columns.pick(item))
     if result.__class__ is CoroutineType:
         return result  # the pipe raises the error, with its name
@@ -104,6 +103,16 @@ def _read(function: Callable[..., Any], columns: Columns, item: Any) -> Any:
 
 async def _read_async(function: Callable[..., Any], columns: Columns, item: Any) -> Any:
     return await function(*columns.pick(item))
+
+
+def changed_columns(
+    function: Callable[..., Any], input_col: Any, output_col: Any, *, more: int = 0
+) -> Columns:
+    """Return the columns of a function whose result goes into the item, if they are possible."""
+    columns = checked_columns(function, input_col, output_col, more=more)
+    if output_col is None and isinstance(input_col, list | tuple) and not input_col:
+        raise ValueError("input_col names no column: pass output_col, to say where results go")
+    return columns
 
 
 def checked_columns(

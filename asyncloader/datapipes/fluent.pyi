@@ -15,7 +15,7 @@ from collections.abc import (
 )
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from asyncloader.datapipes.async_calls import ErrorTypes, Resource
+from asyncloader.datapipes.attempts import ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
 from asyncloader.datapipes.combining import ZipperLongest
 from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
@@ -32,6 +32,7 @@ from asyncloader.datapipes.files.unpacking import (
 from asyncloader.datapipes.flattening import ShuffledFlatMapper
 from asyncloader.datapipes.mapping import LengthSetter
 from asyncloader.datapipes.random_splitting import Share
+from asyncloader.datapipes.resources import Resource, ThreadResource
 from asyncloader.datapipes.sharding import (
     SHARDING_PRIORITIES,
     ShardingFilter,
@@ -599,6 +600,11 @@ class IterFluent(Generic[T_co]):
         *,
         concurrency: int | Literal["auto"] | None = None,
         ordered: bool = True,
+        timeout: float | None = None,
+        retries: int = 0,
+        retry_on: ErrorTypes = OSError,
+        backoff: float = 0.1,
+        resource: ThreadResource | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
@@ -613,6 +619,11 @@ class IterFluent(Generic[T_co]):
         *,
         concurrency: int | Literal["auto"] | None = None,
         ordered: bool = True,
+        timeout: float | None = None,
+        retries: int = 0,
+        retry_on: ErrorTypes = OSError,
+        backoff: float = 0.1,
+        resource: ThreadResource | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,

@@ -3,81 +3,78 @@
 This file is about thread_map, for functions that release the GIL, and threadpool_map, which is
 torchdata's name for it. One thread begins the jobs, several run them, and the consumer takes them:
 
-    a reader ──begin──▶ jobs ──▶ threads ──▶ results ──jobs──▶ a consumer
+    a reader ──hold──▶ jobs ──▶ threads ──▶ results ──take──▶ a consumer
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from queue import SimpleQueue
-from time import perf_counter
 from types import CoroutineType
 from typing import Any, Literal, TypeVar
 
 from asyncloader.arguments import checked_auto, checked_count, checked_function, function_name
 from asyncloader.datapipes.ahead import (
     AheadPass,
+    CallsAhead,
     Concurrency,
     calls_in_order,
     nothing_ahead,
-    state_ahead,
 )
+from asyncloader.datapipes.attempts import Attempts, ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
-from asyncloader.datapipes.columns import changing
-from asyncloader.datapipes.patterns import closing_items
-from asyncloader.datapipes.recording import on_numbered
-from asyncloader.datapipes.running.cursor_forms import Fields
+from asyncloader.datapipes.call import blame, is_async, itself, unawaited, watched_plain
+from asyncloader.datapipes.columns import change
+from asyncloader.datapipes.resources import ThreadResource, opened_in_thread, with_last
+from asyncloader.datapipes.running.conveyor import RunningBeside
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.naming import brief_name
 from asyncloader.datapipes.running.run import Edge
-from asyncloader.datapipes.running.run_place import (
-    Home,
-    Makers,
-    ended_threads,
-    present_waiter,
-    some_home,
-)
-from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.tolerance import (
-    SKIPPED,
-    OnError,
-    RecordedTolerance,
-    Tolerance,
-    checked_keeping,
-    failure_of,
-)
+from asyncloader.datapipes.running.run_place import Makers, ended_threads, some_home
+from asyncloader.datapipes.tolerance import SKIPPED, OnError, failure_of
+from asyncloader.errors import ResourceExhausted
 from asyncloader.machine import usable_cores
 from asyncloader.runtime import start_thread
-from asyncloader.tuning import Bounds
+from asyncloader.tuning import AUTO, Bounds
 from asyncloader.waiting import Stopped, ThreadWaiter
 
 T = TypeVar("T")
+
+Call = Callable[[Any], Any]
+
+#: Waits in a thread for so many seconds, unless the thread is to end.
+Wait = Callable[[float], object]
 
 
 class Job:
     """One call: its item, then its result or error."""
 
-    __slots__ = ("error", "item", "position", "result")
+    __slots__ = ("_done", "error", "is_done", "item", "position", "result")
 
-    def __init__(self, position: int, item: Any) -> None:
+    def __init__(self, position: int, item: Any, done: Callable[[Job], object]) -> None:
         self.position = position
         self.item = item
         self.result: Any = None
         self.error: BaseException | None = None
+        self.is_done = False
+        self._done = done
 
-    def run(self, call: Callable[[Any], Any]) -> None:
+    def run(self, call: Call) -> None:
         """Make the call."""
         try:
             self.result = call(self.item)
         except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
         self.item = None
+        self.is_done = True
+        self._done(self)
 
     def outcome(self) -> Any:
         """Return the result, or raise the error."""
@@ -86,48 +83,243 @@ class Job:
         return self.result
 
 
-class Crew:
-    """Up to ``count`` threads, and up to ``room`` jobs that have begun and were not taken yet.
+class CallThread:
+    """A thread that runs the jobs of a queue, until it gets None."""
 
-    Each thread calls ``initializer(*initargs)`` first. One in which that fails raises the error for
-    every job it gets. The consumer creates the crew.
+    def __init__(
+        self, name: str, jobs: SimpleQueue[Any], work: Callable[[CallThread], None]
+    ) -> None:
+        self.jobs = jobs
+        self.waiter = ThreadWaiter()
+        #: Whether its present call has taken too long, so that nobody waits for it.
+        self.is_given_up = False
+        run = contextvars.copy_context().run
+        self.thread = threading.Thread(target=run, args=(work, self), name=name, daemon=True)
+        start_thread(self.thread)
+
+    def run_jobs(self, call: Call) -> None:
+        """Run all jobs, in this thread."""
+        while (job := self.jobs.get()) is not None:
+            job.run(call)
+            del job
+
+    def wait(self, seconds: float) -> None:
+        """Wait for so many seconds, in this thread; raise Stopped when it is to end."""
+        self.waiter.until(_never, seconds)
+
+    def end(self) -> None:
+        """Tell it to end after its present call."""
+        self.jobs.put(None)
+        self.waiter.stop()
+
+
+def _never() -> bool:
+    return False
+
+
+#: For each thread, so many jobs may have begun and not been taken. The reader waits until half of
+#: them are: while it wakes up, there is still one for each thread.
+HELD_PER_THREAD = 3
+
+#: So many calls that were given up may go on at a time.
+MOST_GIVEN_UP = 64
+
+
+class NoThread(ResourceExhausted):
+    """There is no thread for a call, which is no failure of its item."""
+
+
+class CallThreads:
+    """Threads that run the jobs of one pass.
+
+    ``opened()`` gives the function that a thread calls, with what its calls use; a thread in which
+    that fails, fails every job that it gets. ``applied(call, wait)`` returns what is done with each
+    item. Where calls have a timeout, each thread has them made in another one beside it.
     """
 
     def __init__(
         self,
-        call: Callable[[Any], Any],
+        opened: Callable[[], AbstractContextManager[Call]],
+        applied: Callable[[Call, Wait], Call],
+        attempts: Attempts,
+        name: str,
+    ) -> None:
+        self._opened = opened
+        self._applied = applied
+        self._attempts = attempts
+        self._name = name
+        self._jobs: SimpleQueue[Any] = SimpleQueue()
+        self._threads: list[CallThread] = []
+        self._beside: list[CallThread] = []
+        # How many threads were told to end.
+        self._ended = 0
+        self._is_closed = False
+        self._lock = threading.Lock()
+        #: The first error of closing what calls used.
+        self.error: BaseException | None = None
+
+    def __len__(self) -> int:
+        """Return how many threads run jobs."""
+        return len(self._threads) - self._ended
+
+    def start(self) -> None:
+        """Start one more thread."""
+        self._start(self._threads, self._jobs, self._work)
+
+    def put(self, job: Any) -> None:
+        """Have a job run: ``job.run(call)`` is called in one of the threads."""
+        self._jobs.put(job)
+
+    def end(self, count: int) -> None:
+        """Let so many threads end, once they have run what was put before."""
+        for _ in range(count):
+            self._ended += 1
+            self._jobs.put(None)
+
+    def close(self) -> None:
+        """Let the threads end after their present calls, and wait for them, for a bounded time."""
+        with self._lock:
+            self._is_closed = True
+        with contextlib.suppress(Exception):
+            while True:
+                self._jobs.get_nowait()
+        threads = [*self._threads, *self._beside]
+        for each in threads:
+            each.end()
+        ended_threads(each.thread for each in threads if not each.is_given_up)
+        if given_up := self._given_up():
+            warnings.warn(
+                f"calls of {self._attempts.name} that took longer than"
+                f" timeout={self._attempts.timeout:g} s and have not returned at the end of the"
+                f" pass: {given_up}. Each of them still holds a thread; give what the function"
+                " waits for a timeout of its own",
+                ResourceWarning,
+                stacklevel=3,
+            )
+
+    def start_beside(self) -> CallThread:
+        """Start a thread that makes the calls of one of the others."""
+        if (given_up := self._given_up()) >= MOST_GIVEN_UP:
+            raise NoThread(
+                f"{given_up} calls of {self._attempts.name} that took longer than"
+                f" timeout={self._attempts.timeout:g} s have not returned, and each of them holds"
+                " a thread, which nobody can stop; give what the function waits for a timeout of"
+                " its own"
+            )
+        try:
+            return self._start(self._beside, SimpleQueue(), self._work_beside)
+        except ResourceExhausted as error:
+            raise NoThread(str(error)) from error
+
+    def _given_up(self) -> int:
+        """Return how many threads are in calls that took too long."""
+        with self._lock:
+            self._beside = [each for each in self._beside if each.thread.is_alive()]
+            return sum(each.is_given_up for each in self._beside)
+
+    def _start(
+        self,
+        among: list[CallThread],
+        jobs: SimpleQueue[Any],
+        work: Callable[[CallThread], None],
+    ) -> CallThread:
+        with self._lock:
+            if self._is_closed:
+                # It came too late to be waited for.
+                raise Stopped
+            thread = CallThread(f"{self._name} {len(among)}", jobs, work)
+            among.append(thread)
+            return thread
+
+    def _work(self, thread: CallThread) -> None:
+        if self._attempts.timeout is None:
+            self._work_with(thread, lambda call: self._applied(call, thread.wait))
+        else:
+            with closing(TimedCalls(self, thread, self._attempts)) as calls:
+                thread.run_jobs(self._applied(calls, thread.wait))
+
+    def _work_beside(self, thread: CallThread) -> None:
+        self._work_with(thread, itself)
+
+    def _work_with(self, thread: CallThread, applied: Callable[[Call], Call]) -> None:
+        try:
+            with contextlib.ExitStack() as stack:
+                thread.run_jobs(self._call_in(stack, applied))
+        except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self.error = self.error or error
+
+    def _call_in(self, stack: contextlib.ExitStack, applied: Callable[[Call], Call]) -> Call:
+        try:
+            return applied(stack.enter_context(self._opened()))
+        except BaseException as error:  # noqa: BLE001 - user code ran; the jobs raise it
+            return functools.partial(_fail, error)
+
+
+def _fail(error: BaseException, item: Any) -> Any:
+    raise error
+
+
+class TimedCalls:
+    """Has a thread's calls made in another, and gives up those that take too long.
+
+    Nobody can end a call of another thread. So one that was given up goes on, its result is
+    dropped, and the next calls have a new thread.
+    """
+
+    def __init__(self, threads: CallThreads, thread: CallThread, attempts: Attempts) -> None:
+        self._threads = threads
+        self._thread = thread
+        self._attempts = attempts
+        self._beside: CallThread | None = None
+
+    def __call__(self, item: Any) -> Any:
+        """Return what the function returns, or raise its error, or a TimeoutError."""
+        if self._beside is None:
+            self._beside = self._threads.start_beside()
+        waiter = self._thread.waiter
+        job = Job(0, item, lambda _: waiter.wake())
+        self._beside.jobs.put(job)
+        if waiter.until(lambda: job.is_done, self._attempts.timeout):
+            return job.outcome()
+        self._beside.is_given_up = True
+        self.close()
+        raise self._attempts.too_long()
+
+    def close(self) -> None:
+        """Let the thread beside end, now or when its call returns."""
+        if self._beside is not None:
+            self._beside.jobs.put(None)
+            self._beside = None
+
+
+class Crew(RunningBeside):
+    """The jobs of one pass that have begun and were not taken yet; at most ``room``.
+
+    Up to ``count`` threads run them.
+    """
+
+    def __init__(
+        self,
+        running: AheadPass[Any],
+        makers: Makers,
+        threads: CallThreads,
         *,
         count: int,
         room: int,
-        ordered: bool,
         chosen: Concurrency | None = None,
-        thread_name_prefix: str = "asyncloader thread_map",
-        initializer: Callable[..., object] | None = None,
-        initargs: tuple[Any, ...] = (),
     ) -> None:
-        self._call = call
-        self._chosen = chosen
-        #: How many threads there may be, and how many were told to end.
-        self._count = count
-        self._ended = 0
+        super().__init__(running.source, makers)
         self.room = room
-        self._name = thread_name_prefix
-        self._initializer = initializer
-        self._initargs = initargs
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._consumer = present_waiter()
-        self._reader = ThreadWaiter()
-        self._results = calls_in_order(ordered)
-        # Guards the results and their numbers: all the threads change them.
+        self._running = running
+        self._threads = threads
+        self._count = count
+        self._chosen = chosen
+        self._results = calls_in_order(running.pipe.ordered)
+        # Guards the results: all the threads change them.
         self._lock = threading.Lock()
+        # The first is of the reader, the second of the consumer.
         self._begun = 0
         self._taken = 0
-        self._last = 0
-        self._has_ended = False
-        self._is_paused = False
-        self._is_wanted = False
-        self._is_closed = False
-        self._threads: list[threading.Thread] = []
 
     def __len__(self) -> int:
         """Return how many jobs have begun and were not taken yet."""
@@ -135,53 +327,31 @@ class Crew:
 
     # The reader's side ----------------------------------------------------------------
 
-    def attend(self) -> None:
-        """Make this thread the reader, which begins the jobs."""
-        self._reader = present_waiter()
-
-    def begin(self, position: int, item: Any) -> bool:
-        """Hand a job to the threads; return whether there is room for another."""
-        if self._is_closed:
-            # The thread came too late to be waited for.
-            raise Stopped
+    def hold(self, item: Any) -> None:
         # If no thread could be started, nobody may wait for a job.
-        if len(self._threads) - self._ended < self._count:
-            self._threads.append(self._start_thread(len(self._threads)))
-        job = Job(position, item)
+        if len(self._threads) < self._count:
+            self._threads.start()
+        job = Job(self._running.begin(), item, self._finished)
         with self._lock:
             self._begun += 1
-            self._last = position
-            self._results.begun(position, job)
-            has_room = self._has_room(self.room)
-        self._jobs.put(job)
-        return has_room
+            self._results.begun(job.position, job)
+        self._threads.put(job)
 
-    def wait_for_room(self) -> None:
-        """Wait until there is room for several jobs."""
-        self._reader.until(self._may_go_on)
+    def has_room(self) -> bool:
+        return len(self) < self.room
 
-    def end(self) -> None:
-        """Say that no more jobs will be begun."""
-        self._has_ended = True
-        self._consumer.wake()
-
-    def set_paused(self, is_paused: bool) -> None:
-        """Stop beginning jobs ahead of the consumer, or do so again; from any thread."""
-        self._is_paused = is_paused
-        self._reader.wake()
-
-    def _may_go_on(self) -> bool:
-        with self._lock:
-            return self._has_room(self.room // 2 + 1)
-
-    def _has_room(self, room: int) -> bool:
-        """Whether another job may begin, where there may be ``room``; the caller has the lock."""
-        held = self._begun - self._taken
-        if self._is_paused:
-            return self._is_wanted and not held
-        return held < room
+    def may_go_on(self) -> bool:
+        # Not for each job: to wake the reader takes as long as a short call.
+        return self.may_read() and len(self) <= self.room // 2
 
     # The consumer's side --------------------------------------------------------------
+
+    def is_empty(self) -> bool:
+        return not len(self)
+
+    def has_something(self) -> bool:
+        with self._lock:
+            return self._results.is_ready()
 
     def jobs(self) -> Iterator[Job]:
         """Yield the finished jobs, until the last that was begun."""
@@ -189,113 +359,62 @@ class Crew:
         while True:
             if chosen is not None:
                 chosen.begin_wait()
-            job = self._next() or self._awaited()
+            job = self._next()
             if job is None:
-                return
+                if not self.has_next():
+                    return
+                continue
             if chosen is not None and chosen.took(1):
                 self._use(chosen.number)
             yield job
             # Do not keep a result while the next one is made.
             del job
 
-    def close(self) -> None:
-        """Let the threads end after their current jobs; call it after the reader has ended."""
-        self._is_closed = True
-        with contextlib.suppress(Exception):
-            while True:
-                self._jobs.get_nowait()
-        for _ in self._threads:
-            self._jobs.put(None)
-        ended_threads(self._threads)
-
-    def _use(self, count: int) -> None:
-        """Have so many threads from now on."""
-        with self._lock:
-            self._count, self.room = count, HELD_PER_THREAD * count
-            # The reader starts those that are missing.
-            for _ in range(len(self._threads) - self._ended - count):
-                self._ended += 1
-                self._jobs.put(None)
-
     def _next(self) -> Job | None:
-        """Return the next finished job; None if there is none, which is then wanted."""
+        """Return the next finished job; None if there is none."""
         with self._lock:
             if not self._results.is_ready():
-                self._is_wanted = True
                 return None
             job: Job = self._results.take()
-            self._taken += 1
-            # Not for each: to wake the reader takes as long as a short call.
-            may_go_on = self._has_room(self.room // 2 + 1)
-        if may_go_on:
-            self._reader.wake()
+        self._taken += 1
+        if len(self) <= self.room // 2:
+            self.wake_reader()
         return job
 
-    def _awaited(self) -> Job | None:
-        """Wait for the next job; None if there will be none."""
-        if self._is_paused:
-            self._reader.wake()
-        self._consumer.until(self._is_ready_or_over)
-        self._is_wanted = False
-        return self._next()
-
-    def _is_ready_or_over(self) -> bool:
-        # Check the end first: the reader may begin one more job before it ends.
-        has_ended = self._has_ended
-        with self._lock:
-            return self._results.is_ready() or (has_ended and self._begun == self._taken)
+    def _use(self, count: int) -> None:
+        """Have so many threads from now on; the reader starts those that are missing."""
+        self._count, self.room = count, HELD_PER_THREAD * count
+        self._threads.end(len(self._threads) - count)
 
     # The threads ----------------------------------------------------------------------
 
-    def _start_thread(self, number: int) -> threading.Thread:
-        run = contextvars.copy_context().run
-        name = f"{self._name} {number}"
-        thread = threading.Thread(target=run, args=(self._work, number), name=name, daemon=True)
-        start_thread(thread)
-        return thread
-
-    def _work(self, number: int) -> None:
-        call, chosen = self._prepared(), self._chosen
-        while (job := self._jobs.get()) is not None:
-            begun = perf_counter()
-            job.run(call)
-            if chosen is not None:
-                chosen.worked(number, perf_counter() - begun)
-            with self._lock:
-                self._results.finished(job.position, job)
-                is_awaited = self._is_wanted and self._results.is_ready()
-            del job
-            if is_awaited:
-                self._consumer.wake()
-
-    def _prepared(self) -> Callable[[Any], Any]:
-        try:
-            if self._initializer is not None:
-                self._initializer(*self._initargs)
-        except BaseException as error:  # noqa: BLE001 - user code ran; the jobs raise it
-            failure = error
-        else:
-            return self._call
-
-        def fail(item: Any) -> Any:
-            raise failure
-
-        return fail
-
-
-#: For each thread, so many jobs may have begun and not been taken. The reader waits until half of
-#: them are: while it wakes up, there is still one for each thread.
-HELD_PER_THREAD = 3
+    def _finished(self, job: Job) -> None:
+        with self._lock:
+            self._results.finished(job.position, job)
+            is_ready = self._results.is_ready()
+        if is_ready:
+            self.wake_consumer()
 
 
 @functional_datapipe("thread_map")
-class ThreadMapper(IterDataPipe[T]):
+class ThreadMapper(CallsAhead[T]):
     """Yield ``fn(item)`` for each item, with the calls spread over threads.
 
     For functions that release the GIL (decoders, codecs, file reads). There are
     ``concurrency`` threads, by default one for each core; with ``"auto"`` as many as give
     the most results a second, or as few as the consumer needs. Results come in the source's
     order, or with ``ordered=False`` as they are ready.
+
+    A call may take ``timeout`` seconds. One that raises an error of ``retry_on``, or
+    takes too long, is made again up to ``retries`` times, ``backoff`` seconds later
+    and then twice as much each time (at random up to a half less, 30 s at most). A thread
+    cannot be stopped: a call that took too long goes on until it returns, in a thread of
+    its own, and what it returns is dropped.
+
+    ``resource`` opens what calls use, such as a connection or a decoder: a function or class
+    that gives a context manager. Each thread enters its own, so that it need not be safe for
+    several, and leaves it when the pass ends. What it gives is passed to ``fn`` as its last
+    argument.
 
     ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function
     ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
@@ -310,12 +429,18 @@ class ThreadMapper(IterDataPipe[T]):
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(3)).thread_map(str))
     ['0', '1', '2']
+    >>> import contextlib
+    >>> @contextlib.contextmanager
+    ... def open_table():
+    ...     yield {0: "zero", 1: "one"}
+    >>> def look_up(number, table):
+    ...     return table[number]
+    >>> numbers = IterableWrapper(range(3))
+    >>> list(numbers.thread_map(look_up, resource=open_table, on_error="skip"))
+    ['zero', 'one']
     """
 
     reads_ahead = True
-
-    #: Whether each result is that of one item.
-    calls_for_each = True
 
     def __init__(
         self,
@@ -326,6 +451,11 @@ class ThreadMapper(IterDataPipe[T]):
         *,
         concurrency: int | Literal["auto"] | None = None,
         ordered: bool = True,
+        timeout: float | None = None,
+        retries: int = 0,
+        retry_on: ErrorTypes = OSError,
+        backoff: float = 0.1,
+        resource: ThreadResource | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
         repeatable: bool = True,
@@ -338,59 +468,75 @@ class ThreadMapper(IterDataPipe[T]):
             )
         if concurrency is not None:
             checked_auto("concurrency", concurrency, at_least=1)
-        self.source = iterable_source(datapipe)
-        self.fn = fn
-        self.input_col = input_col
-        self.output_col = output_col
-        self.concurrency = concurrency
-        self.ordered = ordered
-        self.on_error = on_error
-        self.max_errors = max_errors
-        self.repeatable = repeatable
-        self.keep_results = checked_keeping(keep_results, repeatable)
-        self._apply = changing(fn, input_col, output_col)
-        self.tolerance = Tolerance(on_error, max_errors)
-
-    def __len__(self) -> int:
-        return self.tolerance.length(self, self.source)
-
-    def in_section(self) -> ThreadMapper[T]:
-        self._apply = on_numbered(self._apply, self)
-        self.tolerance = RecordedTolerance.of(self.tolerance)
-        return self
-
-    @property
-    def State(self) -> type[Fields] | None:  # type: ignore[override]
-        return state_ahead(self)
-
-    def has_no_order(self) -> bool:
-        return not self.ordered
+        super().__init__(
+            datapipe,
+            fn,
+            input_col,
+            output_col,
+            concurrency=concurrency,
+            ordered=ordered,
+            timeout=timeout,
+            retries=retries,
+            retry_on=retry_on,
+            backoff=backoff,
+            resource=resource,
+            on_error=on_error,
+            max_errors=max_errors,
+            repeatable=repeatable,
+            keep_results=keep_results,
+        )
 
     def new_pass(self, edge: Edge[Any]) -> ThreadMapPass[T]:
         return ThreadMapPass(edge)
 
-    def new_crew(self, call: Callable[[Any], Any]) -> Crew:
-        """Return the crew of one pass."""
-        cores, chosen = os.cpu_count() or 1, None
-        count = self.concurrency or cores
-        if isinstance(count, str):
-            chosen = Concurrency(self, usable_cores(), Bounds(1, max(32, 4 * cores)))
-            count = chosen.number
-        return Crew(
-            call,
-            count=count,
-            room=HELD_PER_THREAD * count,
-            ordered=self.ordered,
-            chosen=chosen,
-            thread_name_prefix=f"asyncloader {brief_name(self)}",
-        )
+    def counts(self, chosen: Concurrency | None) -> tuple[int, int]:
+        """Return how many threads there are, and how many jobs may have begun."""
+        count = self.concurrency or os.cpu_count() or 1
+        count = count if chosen is None else chosen.number
+        return count, HELD_PER_THREAD * count
 
-    def call(self, item: Any) -> Any:
+    def choice(self) -> Concurrency | None:
+        """Return what finds how many threads there are, if nobody says so."""
+        if self.concurrency != AUTO:
+            return None
+        most = max(32, 4 * (os.cpu_count() or 1))
+        return Concurrency(self, usable_cores(), Bounds(1, most))
+
+    def threads(self, fn: Callable[..., Any], chosen: Concurrency | None = None) -> CallThreads:
+        """Return the threads of one pass, in which ``fn`` is called as the pipe's function."""
+        opened = functools.partial(self._opened, fn)
+        applied = functools.partial(self._applied, chosen)
+        return CallThreads(opened, applied, self._attempts, self.thread_name())
+
+    def thread_name(self) -> str:
+        """Return how the names of the threads begin."""
+        return f"asyncloader {brief_name(self)}"
+
+    @contextlib.contextmanager
+    def _opened(self, fn: Callable[..., Any]) -> Iterator[Call]:
+        with contextlib.ExitStack() as stack:
+            self.prepare_thread()
+            if self.resource is not None:
+                shared = stack.enter_context(opened_in_thread(self.resource, self))
+                fn = functools.partial(with_last, fn, shared)
+            if self.input_col is not None:
+                fn = functools.partial(change, fn, self._columns)
+            yield fn
+
+    def prepare_thread(self) -> None:
+        """Do what each thread does first."""
+
+    def _applied(self, chosen: Concurrency | None, call: Call, wait: Wait) -> Call:
+        apply = self._wrap(self._attempts.of_plain(call, wait))
+        tried = functools.partial(self._tried, apply)
+        return tried if chosen is None else functools.partial(chosen.timed, tried)
+
+    def _tried(self, apply: Call, item: Any) -> Any:
         """Return the function's result for an item, or its Failure if errors are tolerated."""
         try:
-            result = self._apply(item)
+            result = apply(item)
         except BaseException as error:
-            if self.tolerance.is_strict:
+            if self.tolerance.is_strict or isinstance(error, NoThread):
                 blame(error, self)
                 raise
             return failure_of(error, item, self)
@@ -411,17 +557,21 @@ class ThreadMapPass(AheadPass[T]):
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[T]:
-        with watched_plain(self.pipe.call, self.pipe) as call:
-            crew = self.pipe.new_crew(call)
-            self.calls, self.room, self.pause_ahead = crew, crew.room, crew.set_paused
-            try:
-                watching = self.edge.tree.watching
-                with closing(crew), some_home(watching) as home, Makers(home) as makers:
-                    reading = makers.start(self._read, crew, home)
+        pipe: ThreadMapper[Any] = self.pipe
+        chosen = pipe.choice()
+        count, room = pipe.counts(chosen)
+        with watched_plain(pipe.fn, pipe) as fn, closing(pipe.threads(fn, chosen)) as threads:
+            with some_home(self.edge.tree.watching) as home, Makers(home) as makers:
+                crew = Crew(self, makers, threads, count=count, room=room, chosen=chosen)
+                self.calls, self.room, self.pause_ahead = crew, room, crew.set_paused
+                try:
+                    crew.start(home)
                     yield from self._results(crew)
-                    makers.outcome(reading)
-            finally:
-                self.calls, self.pause_ahead = (), nothing_ahead
+                finally:
+                    self.calls, self.pause_ahead = (), nothing_ahead
+            threads.close()
+            if threads.error is not None:
+                raise threads.error
 
     def _results(self, crew: Crew) -> Iterator[T]:
         for job in crew.jobs():
@@ -440,30 +590,6 @@ class ThreadMapPass(AheadPass[T]):
     def needs(self) -> int:
         with self._lock:
             return super().needs()
-
-    def _read(self, crew: Crew, home: Home) -> None:
-        crew.attend()
-        watched = home.watching.new(self.source.pipe, _READ, home.loop)
-        try:
-            items = self.source.begin()
-            with closing_items(items):
-                for item in items:
-                    with self._lock:
-                        position = self.begin()
-                    has_room = crew.begin(position, item)
-                    del item
-                    if not has_room:
-                        watched.resting_since = perf_counter()
-                        crew.wait_for_room()
-                        watched.resume()
-        finally:
-            home.watching.end(watched)
-            # The consumer waits until this, also if the source cannot begin.
-            crew.end()
-
-
-# Frames below this one are the work of the source's pipes.
-_READ = ThreadMapPass._read.__code__
 
 
 #: What ``threadpool_map`` takes of a ThreadPoolExecutor's options.
@@ -511,11 +637,13 @@ class ThreadPoolMapper(ThreadMapper[T]):
             source_datapipe, fn, input_col, output_col, on_error=on_error, max_errors=max_errors
         )
 
-    def new_crew(self, call: Callable[[Any], Any]) -> Crew:
-        return Crew(
-            call,
-            count=self.max_workers or min(32, (os.cpu_count() or 1) + 4),
-            room=self.scheduled_tasks,
-            ordered=self.ordered,
-            **self.threadpool_kwargs,
-        )
+    def counts(self, chosen: Concurrency | None) -> tuple[int, int]:
+        return self.max_workers or min(32, (os.cpu_count() or 1) + 4), self.scheduled_tasks
+
+    def thread_name(self) -> str:
+        return str(self.threadpool_kwargs.get("thread_name_prefix", "asyncloader thread_map"))
+
+    def prepare_thread(self) -> None:
+        initializer = self.threadpool_kwargs.get("initializer")
+        if initializer is not None:
+            initializer(*self.threadpool_kwargs.get("initargs", ()))

@@ -46,7 +46,6 @@ from asyncloader.datapipes.running.traits import (
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import IterableWrapper, divided_twice, draws_in_each_worker
 from asyncloader.datapipes.splitting import Branch
-from asyncloader.datapipes.thread_calls import ThreadMapper
 from asyncloader.graph.cut import (
     NOT_CUT,
     Cut,
@@ -230,7 +229,7 @@ def _not_for_envelopes(pipe: Any) -> Iterator[Said]:
                 " for an answer",
                 "leave drop_last out",
             )
-    elif isinstance(pipe, ThreadMapper) or (isinstance(pipe, DataPipe) and pipe.carry(itself)):
+    elif isinstance(pipe, DataPipe) and pipe.carry(itself):
         return
     elif isinstance(pipe, OneToOne) and not is_ours(pipe):
         if is_async_pipe(pipe):

@@ -13,33 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import functools
 import os
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any
 
 from asyncloader.datapipes.async_calls import AsyncMapper
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.batching import Batcher, timed_batches
-from asyncloader.datapipes.call import blame, is_async, unawaited
-from asyncloader.datapipes.columns import changing
+from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.running.cursors import aclose_items, close_items, take_number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
-from asyncloader.datapipes.running.run_place import ended_threads
-from asyncloader.datapipes.thread_calls import ThreadMapper
+from asyncloader.datapipes.thread_calls import CallThreads, ThreadMapper
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced
 from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.graph.walk import breadth_first
-from asyncloader.runtime import in_thread, start_thread
+from asyncloader.runtime import in_thread
 from asyncloader.serving.requests import FedBatch, FedItem, PendingRequests, unanswered
 from asyncloader.worker_info import this_worker
 from asyncloader.workers.remote_errors import pack_error
@@ -258,7 +253,7 @@ def _thread_stage(pipe: ThreadMapper[Any], wants: Wants) -> AsyncMapper[Envelope
     the work of a request that was given up. A plain thread_map reads its source in a thread
     of its own and knows nothing of requests.
     """
-    apply = changing(pipe.fn, pipe.input_col, pipe.output_col)
+    pipe.carry(functools.partial(on_envelopes, pipe=pipe, wants=wants))
     # Requests come when they come, so there is nothing to measure.
     count = pipe.concurrency if isinstance(pipe.concurrency, int) else os.cpu_count() or 1
     stage: AsyncMapper[Envelope] = AsyncMapper(
@@ -266,68 +261,54 @@ def _thread_stage(pipe: ThreadMapper[Any], wants: Wants) -> AsyncMapper[Envelope
         _called_in_thread,
         concurrency=count,
         ordered=pipe.ordered,
-        resource=functools.partial(_threads, on_envelopes(apply, pipe, wants), count),
+        resource=functools.partial(_threads, pipe, count),
     )
     # The pipe is out of the graph, but errors still name it.
     pipe.source = ()
     return stage
 
 
-Jobs = SimpleQueue[tuple[Future[Any], Any] | None]
-
-
-async def _called_in_thread(item: Any, jobs: Jobs) -> Any:
-    future: Future[Any] = Future()
-    jobs.put((future, item))
+async def _called_in_thread(item: Any, threads: CallThreads) -> Any:
+    job = AwaitedJob(item)
+    threads.put(job)
     del item
-    return await asyncio.wrap_future(future)
+    return await asyncio.wrap_future(job.future)
 
 
 @contextlib.asynccontextmanager
-async def _threads(function: Callable[[Any], Any], count: int) -> AsyncIterator[Jobs]:
-    """Give the jobs of so many daemon threads that call a function.
+async def _threads(pipe: ThreadMapper[Any], count: int) -> AsyncIterator[CallThreads]:
+    """Give so many threads that call a pipe's function.
 
     They end after the calls in progress, within two seconds.
     """
-    jobs: Jobs = SimpleQueue()
-    threads = [_started(function, jobs, number) for number in range(count)]
-    try:
-        yield jobs
-    finally:
-        for _ in threads:
-            jobs.put(None)
-        await in_thread(ended_threads, threads)
+    with watched_plain(pipe.fn, pipe) as fn:
+        threads = pipe.threads(fn)
+        try:
+            for _ in range(count):
+                threads.start()
+            yield threads
+        finally:
+            await in_thread(threads.close)
 
 
-def _started(function: Callable[[Any], Any], jobs: Jobs, number: int) -> threading.Thread:
-    run = contextvars.copy_context().run
-    thread = threading.Thread(
-        target=run,
-        args=(_work, function, jobs),
-        name=f"asyncloader thread_map {number}",
-        daemon=True,
-    )
-    start_thread(thread)
-    return thread
+class AwaitedJob:
+    """A call whose result is awaited on a loop."""
 
+    def __init__(self, item: Any) -> None:
+        self.future: Future[Any] = Future()
+        self._item = item
 
-def _work(function: Callable[[Any], Any], jobs: Jobs) -> None:
-    while (job := jobs.get()) is not None:
-        future, item = job
-        del job
-        # A cancelled call is not begun.
-        if future.set_running_or_notify_cancel():
-            _run(future, function, item)
-        del future, item
-
-
-def _run(future: Future[Any], function: Callable[[Any], Any], item: Any) -> None:
-    try:
-        result = function(item)
-    except BaseException as error:  # noqa: BLE001 - the task that awaits raises it
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+    def run(self, call: Callable[[Any], Any]) -> None:
+        """Make the call, unless its future was cancelled."""
+        item, self._item = self._item, None
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = call(item)
+        except BaseException as error:  # noqa: BLE001 - the task that awaits raises it
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
 
 class Wants:

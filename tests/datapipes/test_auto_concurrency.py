@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
 
 import pytest
 
@@ -11,8 +10,8 @@ from asyncloader import DataLoader2
 from asyncloader.datapipes import ahead
 from asyncloader.datapipes.ahead import Concurrency
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.thread_calls import Crew
 from asyncloader.tuning import Bounds
+from tests.datapipes.watched import crew_of
 from tests.samples import double, double_soon
 
 
@@ -73,16 +72,14 @@ def test_the_log_says_once_what_was_chosen_and_why(monkeypatch, caplog):
 
 @pytest.mark.parametrize("numbers", [[1, 5, 2, 8, 1], [3, 3, 1, 4]])
 def test_threads_come_and_go_in_the_middle_of_a_pass(numbers):
-    crew = Crew(double, count=2, room=4, ordered=True, chosen=None)
     done = []
-    with closing(crew):
+    with crew_of(IterableWrapper([]).thread_map(double, concurrency=2)) as crew:
         for number in numbers:
             crew._use(number)
-            for position in range(20):
-                crew.begin(position, position)
+            for item in range(20):
+                crew.hold(item)
                 done.append(next(crew.jobs()).result)
-            working = len(crew._threads) - crew._ended
-            assert 1 <= working <= max(number, 2)
+            assert 1 <= len(crew._threads) <= max(number, 2)
     assert done == [2 * position for _ in numbers for position in range(20)]
 
 

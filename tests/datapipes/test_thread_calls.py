@@ -4,15 +4,13 @@ import asyncio
 import logging
 import queue
 import threading
-from contextlib import closing
 
 import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.thread_calls import Crew
 from asyncloader.errors import ResourceExhausted
-from tests.datapipes.watched import Failing
+from tests.datapipes.watched import Failing, crew_of
 
 
 def numbers(count: int = 20) -> IterDataPipe[int]:
@@ -180,11 +178,13 @@ async def test_thread_map_does_so_on_a_loop():
 
 
 def test_the_reader_of_thread_map_waits_until_half_of_the_jobs_are_taken():
-    crew = Crew(abs, count=2, room=6, ordered=True)
-    with closing(crew):
-        assert [crew.begin(position, position) for position in range(6)] == [True] * 5 + [False]
+    with crew_of(numbers().thread_map(abs, concurrency=2)) as crew:
+        for number in range(6):
+            assert crew.may_read()
+            crew.hold(number)
+        assert not crew.may_read()
         jobs = crew.jobs()
-        assert [(next(jobs).result, crew._may_go_on()) for _ in range(3)] == [
+        assert [(next(jobs).result, crew.may_go_on()) for _ in range(3)] == [
             (0, False),
             (1, False),
             (2, True),

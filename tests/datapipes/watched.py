@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.running.run import Edge, RunTree
+from asyncloader.datapipes.running.run_place import Makers, some_home
+from asyncloader.datapipes.running.watch.watching import NOT_WATCHED
+from asyncloader.datapipes.thread_calls import Crew, ThreadMapPass
 
 
 class Watched(IterDataPipe[Any]):
@@ -58,3 +63,16 @@ class Failing(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield from self.items
         raise self.error
+
+
+@contextlib.contextmanager
+def crew_of(pipe: Any) -> Iterator[Crew]:
+    """Give the crew of a thread_map, whose reader is the test."""
+    running: ThreadMapPass[Any] = ThreadMapPass(Edge(pipe, RunTree()))
+    count, room = pipe.counts(None)
+    with (
+        contextlib.closing(pipe.threads(pipe.fn)) as threads,
+        some_home(NOT_WATCHED) as home,
+        Makers(home) as makers,
+    ):
+        yield Crew(running, makers, threads, count=count, room=room)

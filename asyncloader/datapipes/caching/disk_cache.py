@@ -20,7 +20,6 @@ from typing import Any
 
 from asyncloader.arguments import checked_count, checked_wait, function_name
 from asyncloader.datapipes.ahead import nothing_ahead
-from asyncloader.datapipes.async_calls import keeper_at, keeping
 from asyncloader.datapipes.base import DataPipe, IterDataPipe, functional_datapipe
 from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules
 from asyncloader.datapipes.caching.own_files import FileLock
@@ -29,15 +28,16 @@ from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.files.local import checked_hashes
 from asyncloader.datapipes.files.streams import pair_in
 from asyncloader.datapipes.patterns import Finished, PipePass, closing_items
+from asyncloader.datapipes.resources import keeper_at, keeping
+from asyncloader.datapipes.running.conveyor import RunningBeside
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge
-from asyncloader.datapipes.running.run_place import Makers, Making, present_waiter, some_home
+from asyncloader.datapipes.running.run_place import Makers, Making, some_home
 from asyncloader.datapipes.running.traits import is_dispatch, is_filter_of_shards, waits
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import listening_for_omissions
 from asyncloader.safe_error_text import note
-from asyncloader.waiting import ThreadWaiter
 
 _HASHES = ("sha256", "md5")
 
@@ -220,15 +220,10 @@ class DiskCachePass(PipePass[str]):
 
     def __iter__(self) -> Iterator[str]:
         runs_ahead = self._recipe.waits() or self._count > 1
-        entries = self._ahead(self._items()) if runs_ahead else self._each(self._items())
+        entries = self._ahead() if runs_ahead else self._each()
         with closing_items(entries):
             for files in entries:
                 yield from self._paths(files)
-
-    def _items(self) -> Iterator[Any]:
-        items = self.source.begin()
-        with closing_items(items):
-            yield from items
 
     def _paths(self, files: list[str]) -> Iterator[str]:
         yield from files[:-1]
@@ -237,33 +232,31 @@ class DiskCachePass(PipePass[str]):
         # An entry is done with its last path, or at once if it has none.
         yield from files[-1:]
 
-    def _each(self, items: Iterator[Any]) -> Iterator[list[str]]:
+    def _each(self) -> Iterator[list[str]]:
+        items = iter(self.source)
         with closing_items(items):
             for item in items:
                 entry = self._entry_of(item)
                 files = self._files_of(entry)
                 yield self._make(entry, item) if files is None else files
 
-    def _ahead(self, items: Iterator[Any]) -> Iterator[list[str]]:
+    def _ahead(self) -> Iterator[list[str]]:
         watching = self.edge.tree.watching
         with some_home(watching) as home, keeper_at(home) as keeper, Makers(home) as makers:
             self._scope = functools.partial(keeping, keeper)
-            making = MakingAhead(makers, self._count)
+            begin = functools.partial(self._begun, makers)
+            making = MakingAhead(self.source, makers, self._count, begin)
             self._pause = making.set_paused
+            making.start(home)
             try:
-                yield from making.outcomes(self._begun(items, makers))
+                yield from making.outcomes()
             finally:
                 self._pause = nothing_ahead
 
-    def _begun(self, items: Iterator[Any], makers: Makers) -> Iterator[Making[list[str]]]:
-        with closing_items(items):
-            for item in items:
-                entry = self._entry_of(item)
-                files = self._files_of(entry)
-                if files is None:
-                    yield makers.start(self._make, entry, item)
-                else:
-                    yield Making.done(files)
+    def _begun(self, makers: Makers, item: Any) -> Making[list[str]]:
+        entry = self._entry_of(item)
+        files = self._files_of(entry)
+        return makers.start(self._make, entry, item) if files is None else Making.done(files)
 
     def _entry_of(self, item: Any) -> CacheEntry:
         begun = self._beginning
@@ -331,68 +324,51 @@ def _checked_mode(mode: str) -> str:
 MOST_HELD = 64
 
 
-class MakingAhead:
+class MakingAhead(RunningBeside):
     """Up to ``room`` things that were begun and not yet taken, in their order.
 
-    Those that were there already take no room, but there is an end to them, too.
+    Those that were there already take no room, but there is an end to them, too. ``begin(item)``
+    begins one, in the reader's thread.
     """
 
-    def __init__(self, makers: Makers, room: int) -> None:
-        self._makers = makers
+    def __init__(
+        self,
+        source: Edge[Any],
+        makers: Makers,
+        room: int,
+        begin: Callable[[Any], Making[list[str]]],
+    ) -> None:
+        super().__init__(source, makers)
         self._room = room
+        self._begin = begin
         #: What is held, and whether it takes room.
         self._held: deque[tuple[Making[list[str]], bool]] = deque()
         self._begun = 0
         self._taken = 0
-        self._reader = ThreadWaiter()
-        self._is_paused = False
-        self._is_wanted = False
 
-    def outcomes(self, begun: Iterator[Making[list[str]]]) -> Iterator[list[str]]:
-        """Yield what was made, or raise what kept it from being made, in the order of ``begun``.
+    def hold(self, item: Any) -> None:
+        making = self._begin(item)
+        takes_room = not making.is_done
+        self._begun += takes_room
+        self._held.append((making, takes_room))
+        self.wake_consumer()
 
-        That is iterated, and closed, in the other thread.
-        """
-        reading = self._makers.start(self._read, begun)
-        while self._has_next(reading):
+    def has_room(self) -> bool:
+        return self._begun - self._taken < self._room and len(self._held) < MOST_HELD
+
+    def is_empty(self) -> bool:
+        return not self._held
+
+    def has_something(self) -> bool:
+        return bool(self._held) and self._held[0][0].is_done
+
+    def outcomes(self) -> Iterator[list[str]]:
+        """Yield what was made, or raise what kept it from being made, in order."""
+        while self.has_next():
             making, takes_room = self._held.popleft()
             self._taken += takes_room
-            self._reader.wake()
+            self.wake_reader()
             yield making.outcome()
-        reading.outcome()
-
-    def set_paused(self, is_paused: bool) -> None:
-        """Begin nothing ahead of what is waited for, or do so again; from any thread."""
-        self._is_paused = is_paused
-        self._reader.wake()
-
-    def _has_next(self, reading: Making[None]) -> bool:
-        self._is_wanted = True
-        if self._is_paused:
-            self._reader.wake()
-        self._makers.until(lambda: self._is_ready(reading))
-        self._is_wanted = False
-        return bool(self._held)
-
-    def _is_ready(self, reading: Making[None]) -> bool:
-        # Before it is looked what is held: the reader holds the last, and then it ends.
-        has_ended = reading.is_done
-        return self._held[0][0].is_done if self._held else has_ended
-
-    def _read(self, begun: Iterator[Making[list[str]]]) -> None:
-        self._reader = present_waiter()
-        with closing_items(begun):
-            for making in begun:
-                takes_room = not making.is_done
-                self._begun += takes_room
-                self._held.append((making, takes_room))
-                self._makers.wake()
-                self._reader.until(self._has_room)
-
-    def _has_room(self) -> bool:
-        if self._is_paused:
-            return self._is_wanted and not self._held
-        return self._begun - self._taken < self._room and len(self._held) < MOST_HELD
 
 
 #: The items for which recipes are run here, by the ids of the pipes that begin those.

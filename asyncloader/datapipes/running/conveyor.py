@@ -1,9 +1,10 @@
-"""Reading ahead of a consumer on the same loop.
+"""Reading ahead of a consumer.
 
-This file is about ``RunningAhead``: one task reads a source as far as there is room, can be paused,
-and ends in one way, whatever happens to it.
+This file is about ``Ahead``: a source is read as far as there is room, can be paused, and ends in
+one way, whatever happens to it. The reader is a task on the consumer's loop (``RunningAhead``), or
+a thread beside the consumer's (``RunningBeside``).
 
-    source ──read (a task)──▶ hold ──▶ what is held ──has_next──▶ consumer
+    source ──read──▶ hold ──▶ what is held ──has_next──▶ consumer
 """
 
 from __future__ import annotations
@@ -12,31 +13,105 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Self
+from time import perf_counter
+from typing import Any, Protocol, Self
 
-from asyncloader.datapipes.running.cursors import aclose_items
-from asyncloader.datapipes.running.run_place import GRACE_SECONDS, telling
+from asyncloader.datapipes.running.cursors import aclose_items, close_items
+from asyncloader.datapipes.running.run import Edge
+from asyncloader.datapipes.running.run_place import (
+    GRACE_SECONDS,
+    Home,
+    Makers,
+    Making,
+    present_waiter,
+    telling,
+)
 from asyncloader.deadline import time_left
 from asyncloader.runtime import begin_task
-from asyncloader.waiting import LoopWaiter
+from asyncloader.waiting import LoopWaiter, ThreadWaiter
 
 
-class RunningAhead(ABC):
-    """A task that reads a source ahead, and the items that the consumer has not taken yet.
+class Wakes(Protocol):
+    """Somebody who may wait for a condition."""
 
-    The consumer is on the same loop. ``reads`` is an edge, or other async items.
+    def wake(self) -> None: ...
+
+
+class Ahead(ABC):
+    """What was read ahead of a consumer and not taken yet, and how far that may go."""
+
+    def __init__(self, reader: Wakes, consumer: Wakes) -> None:
+        self._reader = reader
+        self._consumer = consumer
+        self._is_paused = False
+        self._is_wanted = False
+
+    @abstractmethod
+    def hold(self, item: Any) -> None:
+        """Keep an item of the source, or what is made of it."""
+
+    @abstractmethod
+    def has_room(self) -> bool:
+        """Whether one more item may be read."""
+
+    @abstractmethod
+    def has_something(self) -> bool:
+        """Whether there is something to take."""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether nothing more comes than what there is to take."""
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to take, and will not be until more is read."""
+        return not self.has_something()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Stop reading ahead of the consumer, or do so again; from any thread."""
+        self._is_paused = is_paused
+        self.wake_reader()
+
+    def wake_consumer(self) -> None:
+        """Make the consumer check again whether there is something to take."""
+        self._consumer.wake()
+
+    def wake_reader(self) -> None:
+        """Make the reader check again whether there is room."""
+        self._reader.wake()
+
+    def may_read(self) -> bool:
+        """Whether the reader goes on."""
+        if self._is_paused and not (self._is_wanted and self.is_empty()):
+            return False
+        return self.has_room()
+
+    def _begin_wait(self) -> None:
+        self._is_wanted = True
+        if self._is_paused:
+            self.wake_reader()
+
+    def _is_ready(self) -> bool:
+        # The end is looked at first: the reader may hold one more before it ends.
+        is_over = self.is_over()
+        return self.has_something() or is_over
+
+
+class RunningAhead(Ahead):
+    """A task that reads a source, on the loop of the consumer.
+
+    ``reads`` is an edge, or other async items.
     """
+
+    _reader: LoopWaiter
+    _consumer: LoopWaiter
 
     def __init__(self, reads: Any) -> None:
         loop = asyncio.get_running_loop()
+        super().__init__(LoopWaiter(loop), LoopWaiter(loop))
         self.reads = reads
         self.has_ended = False
         self.error: BaseException | None = None
-        self._reader = LoopWaiter(loop)
-        self._consumer = LoopWaiter(loop)
         self._may_cancel = True
-        self._is_paused = False
-        self._is_wanted = False
         self.loop = loop
         self._task: asyncio.Task[None]
 
@@ -54,35 +129,12 @@ class RunningAhead(ABC):
         self._task = begin_task(self.loop, self._run(), f"asyncloader {name}")
 
     @abstractmethod
-    def hold(self, item: Any) -> None:
-        """Keep an item of the source, or what is made of it."""
-
-    @abstractmethod
-    def has_room(self) -> bool:
-        """Whether one more item may be read."""
-
-    @abstractmethod
-    def has_something(self) -> bool:
-        """Whether there is something to take."""
-
-    def is_empty(self) -> bool:
-        """Whether there is nothing to take, and will not be until more is read."""
-        return not self.has_something()
-
-    def set_paused(self, is_paused: bool) -> None:
-        """Stop reading ahead of the consumer, or do so again; from any thread."""
-        self._is_paused = is_paused
-        self.wake_reader()
-
-    @abstractmethod
     def drop(self) -> None:
         """Drop what is held; nobody will take it."""
 
     async def has_next(self) -> bool:
         """Wait for something to take; False at the end. Raise the source's error in its place."""
-        self._is_wanted = True
-        if self._is_paused:
-            self.wake_reader()
+        self._begin_wait()
         await self._consumer.until(self._is_ready)
         self._is_wanted = False
         if self.has_something():
@@ -90,14 +142,6 @@ class RunningAhead(ABC):
         if self.error is not None:
             raise self.error
         return False
-
-    def wake_consumer(self) -> None:
-        """Make the consumer check again whether there is something to take."""
-        self._consumer.wake()
-
-    def wake_reader(self) -> None:
-        """Make the reader check again whether there is room."""
-        self._reader.wake()
 
     async def aclose(self) -> None:
         """Stop reading, within a bounded time."""
@@ -125,11 +169,8 @@ class RunningAhead(ABC):
         async for item in items:
             self.hold(item)
             del item
-            if not self._may_read():
-                await self._reader.until(self._may_read)
-
-    def _fail(self, error: BaseException) -> None:
-        self.error = error
+            if not self.may_read():
+                await self._reader.until(self.may_read)
 
     async def until(self, ready: Callable[[], bool]) -> None:
         """Let the reader wait until it is woken and ``ready()`` is true."""
@@ -139,17 +180,11 @@ class RunningAhead(ABC):
         """Let the consumer wait until it is woken and ``ready()`` is true."""
         await self._consumer.until(ready)
 
-    def _may_read(self) -> bool:
-        if self._is_paused and not (self._is_wanted and self.is_empty()):
-            return False
-        return self.has_room()
-
-    def _is_ready(self) -> bool:
-        return self.has_something() or self.is_over()
-
     def is_over(self) -> bool:
-        """Whether nothing more comes than what there is to take."""
         return self.has_ended
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
 
     async def _run(self) -> None:
         try:
@@ -160,3 +195,61 @@ class RunningAhead(ABC):
         finally:
             self.has_ended = True
             self._consumer.wake()
+
+
+class RunningBeside(Ahead):
+    """A thread that reads a source, beside the thread of the consumer.
+
+    The consumer creates it. ``makers`` own the reading thread, and end it when they are left.
+    """
+
+    _reader: ThreadWaiter
+    _consumer: Makers
+
+    def __init__(self, source: Edge[Any], makers: Makers) -> None:
+        super().__init__(ThreadWaiter(), makers)
+        self.source = source
+        self._reading: Making[None] = Making()
+
+    def start(self, home: Home) -> None:
+        """Begin to read, in a thread of that home."""
+        self._reading = self._consumer.start(self._read, home)
+
+    def has_next(self) -> bool:
+        """Wait for something to take; False at the end. Raise the source's error in its place."""
+        self._begin_wait()
+        self._consumer.until(self._is_ready)
+        self._is_wanted = False
+        if self.has_something():
+            return True
+        self._reading.outcome()
+        return False
+
+    def may_go_on(self) -> bool:
+        """Whether the reader, once it had no room, goes on: a subclass may ask for more room."""
+        return self.may_read()
+
+    def is_over(self) -> bool:
+        return self._reading.is_done and self.is_empty()
+
+    def _read(self, home: Home) -> None:
+        self._reader = present_waiter()
+        watched = home.watching.new(self.source.pipe, _READ, home.loop)
+        try:
+            items = iter(self.source)
+            try:
+                for item in items:
+                    self.hold(item)
+                    del item
+                    if not self.may_read():
+                        watched.resting_since = perf_counter()
+                        self._reader.until(self.may_go_on)
+                        watched.resume()
+            finally:
+                close_items(items)
+        finally:
+            home.watching.end(watched)
+
+
+# Frames below this one are the work of the source's pipes.
+_READ = RunningBeside._read.__code__

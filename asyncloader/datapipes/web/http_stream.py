@@ -21,7 +21,7 @@ from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.async_calls import Attempts
+from asyncloader.datapipes.attempts import Attempts
 from asyncloader.datapipes.files.streams import BUFFER_BYTES
 from asyncloader.datapipes.running.bridge import call_on
 from asyncloader.datapipes.running.run_place import present_waiter

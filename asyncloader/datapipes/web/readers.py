@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any, Literal, SupportsInt
 
 from asyncloader.arguments import checked_count
-from asyncloader.datapipes.async_calls import AsyncMapper, Attempts
+from asyncloader.datapipes.async_calls import AsyncMapper
+from asyncloader.datapipes.attempts import Attempts
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.datapipes.web.bodies import too_large, whole_body
@@ -116,7 +117,7 @@ class HttpReader(AsyncMapper[Any]):
         settings = {"max_redirects": self.max_redirects + 1, **request_settings}
         if concurrency is None:
             concurrency = STREAMS if stream else BODIES
-        self.attempts = Attempts(timeout, retries, PASSING_ERRORS, backoff)
+        self.attempts = Attempts(timeout, retries, PASSING_ERRORS, backoff, "read_from_http")
         read: Callable[..., Any] = partial(get_body, max_bytes=self.max_bytes, as_bytes=as_bytes)
         opened: Callable[[], Any] = partial(client_for, settings, concurrency)
         if stream:

@@ -16,7 +16,7 @@ import time
 import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.async_calls import Attempts
+from asyncloader.datapipes.attempts import Attempts
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.datapipes.running.run import RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
