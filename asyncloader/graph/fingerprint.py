@@ -26,6 +26,7 @@ from asyncloader.datapipes.running.traits import (
     setting,
     vars_of,
 )
+from asyncloader.datapipes.thread_calls import ThreadMapper
 from asyncloader.graph.walk import Graph
 from asyncloader.main_script import home_of
 
@@ -136,11 +137,12 @@ def _key(key: Any, numbers: dict[int, int]) -> Any:
 
 def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
     """Yield the constructor's parameters that the pipe still holds, and whether it shuffles."""
+    unsaid = [*_UNSAID, *_UNSAID_OF.get(type(pipe), [])]
     for name in _parameters(type(pipe)):
         # A parameter may have the name of one of the pipe's fluent methods.
         held = [each for each in (name, f"_{name}") if each in vars_of(pipe)]
         value = vars_of(pipe)[held[0]] if held else setting(pipe, name, _UNKNOWN)
-        if value is not _UNKNOWN and (name, value) not in _UNSAID:
+        if value is not _UNKNOWN and (name, value) not in unsaid:
             yield name, value
     if is_shuffler(pipe):
         yield "shuffles", is_switched_on(pipe)
@@ -148,7 +150,16 @@ def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
 
 #: Parameters that pipes got later, with the values that they had in effect before: states from
 #: before do not have them.
-_UNSAID = [("repeatable", True), ("keep_results", False)]
+_UNSAID: list[tuple[str, Any]] = [("repeatable", True), ("keep_results", False)]
+_UNSAID_OF: dict[type, list[tuple[str, Any]]] = {
+    ThreadMapper: [
+        ("timeout", None),
+        ("retries", 0),
+        ("retry_on", OSError),
+        ("backoff", 0.1),
+        ("resource", None),
+    ],
+}
 
 
 def _parameters(pipe_class: type) -> list[str]:
