@@ -6,20 +6,17 @@ of one machine, with processes that Ray places on any of a cluster's nodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from asyncloader.arguments import checked_auto, checked_seconds
+from asyncloader.arguments import checked_seconds
 from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.ranks import world_size
 from asyncloader.runtime import in_thread
-from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import IterResetFn, unchanged
-from asyncloader.services.multi_processing import (
-    InitFn,
-    MultiProcessingReadingService,
-    ResetFn,
-)
-from asyncloader.services.tuned_workers import FIRST_WORKERS, PREFETCH, TunedWorkers
+from asyncloader.services.on_workers import InitFn, ResetFn, WorkersReadingService
+from asyncloader.services.tuned_workers import FIRST_WORKERS, PREFETCH
+from asyncloader.services.workplace import Workplace
+from asyncloader.tuning import AUTO
 from asyncloader.workers.actors.cluster import Room, answer_of, initialized_ray, room_for
 from asyncloader.workers.actors.engine import ActorEngine
 
@@ -27,7 +24,7 @@ from asyncloader.workers.actors.engine import ActorEngine
 _UNBOUNDED = 1 << 20
 
 
-class RayReadingService(MultiProcessingReadingService):
+class RayReadingService(WorkersReadingService):
     """Run the graph in ``num_workers`` actors of a Ray cluster, which stay alive between epochs.
 
     Use it when one machine is not enough; on one machine ``MultiProcessingReadingService`` is
@@ -55,8 +52,6 @@ class RayReadingService(MultiProcessingReadingService):
     RayReadingService(num_workers=4)
     """
 
-    _change_seconds = 60.0
-
     def __init__(
         self,
         num_workers: int | Literal["auto"],
@@ -78,9 +73,17 @@ class RayReadingService(MultiProcessingReadingService):
         start_timeout: float = 600.0,
         max_workers: int | None = None,
     ) -> None:
+        self.start_timeout = checked_seconds("start_timeout", start_timeout)
+        options = {
+            "num_cpus": num_cpus,
+            "memory": memory,
+            "resources": resources,
+            "scheduling_strategy": scheduling_strategy,
+            "runtime_env": runtime_env,
+        }
         super().__init__(
-            checked_auto("num_workers", num_workers, at_least=1),
-            None,
+            Cluster(options, self.start_timeout, chooses=num_workers == AUTO),
+            num_workers,
             worker_prefetch_cnt,
             main_prefetch_cnt,
             worker_init_fn,
@@ -92,23 +95,35 @@ class RayReadingService(MultiProcessingReadingService):
             max_restarts=max_restarts,
             max_workers=max_workers,
         )
-        most = _UNBOUNDED if max_workers is None else max_workers
-        self._tuned = TunedWorkers(num_workers, worker_prefetch_cnt, most, FIRST_WORKERS)
-        self._tuned.bound(least=1)
+
+    def __repr__(self) -> str:
+        return f"RayReadingService(num_workers={self.num_workers!r})"
+
+
+class Cluster(Workplace):
+    """The nodes of a Ray cluster, where workers are actors.
+
+    ``chooses`` says whether it matters for how many actors there is room.
+    """
+
+    least = 1
+    most = _UNBOUNDED
+    first = FIRST_WORKERS
+    change_seconds = 60.0
+
+    def __init__(self, options: dict[str, Any], start_seconds: float, *, chooses: bool) -> None:
+        self._options = options
+        self._start_seconds = start_seconds
+        self._chooses = chooses
         #: What the cluster had room for when it was last asked.
         self._found = Room(0, 0)
-        self.start_timeout = checked_seconds("start_timeout", start_timeout)
-        self._options = {
-            "num_cpus": num_cpus,
-            "memory": memory,
-            "resources": resources,
-            "scheduling_strategy": scheduling_strategy,
-            "runtime_env": runtime_env,
-        }
 
-    async def initialize(self, datapipe: Any) -> Any:
+    def engine(self, workers: int) -> ActorEngine:
+        return ActorEngine(self._options, workers, self._start_seconds)
+
+    async def begin(self, datapipe: Any) -> int | None:
         check_graph(datapipe, Purpose.ACTORS)
-        if self.chooses_workers and world_size() > 1:
+        if self._chooses and world_size() > 1:
             raise ValueError(
                 'RayReadingService(num_workers="auto") cannot run on several ranks: they need the'
                 " same number of actors, and each would find other room in the cluster; give"
@@ -116,36 +131,22 @@ class RayReadingService(MultiProcessingReadingService):
             )
         # Importing Ray takes a second.
         await in_thread(initialized_ray)
-        room = await self._asked_room()
-        if room is not None:
-            self._tuned.begin_within(room.free)
-        return await super().initialize(datapipe)
+        room = await self._asked()
+        return None if room is None else room.free
 
-    async def initialize_iteration(
-        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
-    ) -> IterResetFn:
-        await self._asked_room()
-        return await super().initialize_iteration(seed_generator, iter_reset_fn)
+    async def look(self) -> None:
+        await self._asked()
 
-    def _room(self) -> int:
-        return min(self._found.whole, self._running.workers + self._found.free)
+    def room(self, running: int, pids: Sequence[int]) -> int:
+        return min(self._found.whole, running + self._found.free)
 
-    async def _has_room_beside(self, workers: int) -> bool:
-        room = await self._asked_room()
-        if room is None:
-            # Nothing can be started now, so what runs must not be given up.
-            self._tuned.refuse(workers, self._running.workers)
-        return room is not None and room.free >= workers
+    async def has_room_beside(self, workers: int) -> bool | None:
+        room = await self._asked()
+        return None if room is None else room.free >= workers
 
-    async def _asked_room(self) -> Room | None:
+    async def _asked(self) -> Room | None:
         """Return how many actors there is room for if that matters; None if nobody answers."""
-        room = await answer_of(room_for, self._options) if self.chooses_workers else None
+        room = await answer_of(room_for, self._options) if self._chooses else None
         if room is not None:
             self._found = room
         return room
-
-    def _engine(self, workers: int) -> ActorEngine:
-        return ActorEngine(self._options, workers, self.start_timeout)
-
-    def __repr__(self) -> str:
-        return f"RayReadingService(num_workers={self.num_workers!r})"

@@ -92,7 +92,9 @@ def test_a_number_that_changes_in_an_epoch_changes_no_item_though_there_is_no_ro
 class NoRoom(Untuned):
     """Believes that nothing can be started beside what runs, and asks for what cannot be had."""
 
-    _change_seconds = 3.0
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._workplace.change_seconds = 3.0
 
     async def _has_room_beside(self, workers: int) -> bool:
         return False
