@@ -83,11 +83,11 @@ class Job:
         return self.result
 
 
-class CallThread:
+class JobThread:
     """A thread that runs the jobs of a queue, until it gets None."""
 
     def __init__(
-        self, name: str, jobs: SimpleQueue[Any], work: Callable[[CallThread], None]
+        self, name: str, jobs: SimpleQueue[Any], work: Callable[[JobThread], None]
     ) -> None:
         self.jobs = jobs
         self.waiter = ThreadWaiter()
@@ -129,7 +129,7 @@ class NoThread(ResourceExhausted):
     """There is no thread for a call, which is no failure of its item."""
 
 
-class CallThreads:
+class JobThreads:
     """Threads that run the jobs of one pass.
 
     ``opened()`` gives the function that a thread calls, with what its calls use; a thread in which
@@ -149,8 +149,8 @@ class CallThreads:
         self._attempts = attempts
         self._name = name
         self._jobs: SimpleQueue[Any] = SimpleQueue()
-        self._threads: list[CallThread] = []
-        self._beside: list[CallThread] = []
+        self._threads: list[JobThread] = []
+        self._beside: list[JobThread] = []
         # How many threads were told to end.
         self._ended = 0
         self._is_closed = False
@@ -197,7 +197,7 @@ class CallThreads:
                 stacklevel=3,
             )
 
-    def start_beside(self) -> CallThread:
+    def start_beside(self) -> JobThread:
         """Start a thread that makes the calls of one of the others."""
         if (given_up := self._given_up()) >= MOST_GIVEN_UP:
             raise NoThread(
@@ -219,29 +219,29 @@ class CallThreads:
 
     def _start(
         self,
-        among: list[CallThread],
+        among: list[JobThread],
         jobs: SimpleQueue[Any],
-        work: Callable[[CallThread], None],
-    ) -> CallThread:
+        work: Callable[[JobThread], None],
+    ) -> JobThread:
         with self._lock:
             if self._is_closed:
                 # It came too late to be waited for.
                 raise Stopped
-            thread = CallThread(f"{self._name} {len(among)}", jobs, work)
+            thread = JobThread(f"{self._name} {len(among)}", jobs, work)
             among.append(thread)
             return thread
 
-    def _work(self, thread: CallThread) -> None:
+    def _work(self, thread: JobThread) -> None:
         if self._attempts.timeout is None:
             self._work_with(thread, lambda call: self._applied(call, thread.wait))
         else:
             with closing(TimedCalls(self, thread, self._attempts)) as calls:
                 thread.run_jobs(self._applied(calls, thread.wait))
 
-    def _work_beside(self, thread: CallThread) -> None:
+    def _work_beside(self, thread: JobThread) -> None:
         self._work_with(thread, itself)
 
-    def _work_with(self, thread: CallThread, applied: Callable[[Call], Call]) -> None:
+    def _work_with(self, thread: JobThread, applied: Callable[[Call], Call]) -> None:
         try:
             with contextlib.ExitStack() as stack:
                 thread.run_jobs(self._call_in(stack, applied))
@@ -266,11 +266,11 @@ class TimedCalls:
     dropped, and the next calls have a new thread.
     """
 
-    def __init__(self, threads: CallThreads, thread: CallThread, attempts: Attempts) -> None:
+    def __init__(self, threads: JobThreads, thread: JobThread, attempts: Attempts) -> None:
         self._threads = threads
         self._thread = thread
         self._attempts = attempts
-        self._beside: CallThread | None = None
+        self._beside: JobThread | None = None
 
     def __call__(self, item: Any) -> Any:
         """Return what the function returns, or raise its error, or a TimeoutError."""
@@ -302,7 +302,7 @@ class Crew(RunningBeside):
         self,
         running: AheadPass[Any],
         makers: Makers,
-        threads: CallThreads,
+        threads: JobThreads,
         *,
         count: int,
         room: int,
@@ -502,11 +502,11 @@ class ThreadMapper(CallsAhead[T]):
         most = max(32, 4 * (os.cpu_count() or 1))
         return Concurrency(self, usable_cores(), Bounds(1, most))
 
-    def threads(self, fn: Callable[..., Any], chosen: Concurrency | None = None) -> CallThreads:
+    def threads(self, fn: Callable[..., Any], chosen: Concurrency | None = None) -> JobThreads:
         """Return the threads of one pass, in which ``fn`` is called as the pipe's function."""
         opened = functools.partial(self._opened, fn)
         applied = functools.partial(self._applied, chosen)
-        return CallThreads(opened, applied, self._attempts, self.thread_name())
+        return JobThreads(opened, applied, self._attempts, self.thread_name())
 
     def thread_name(self) -> str:
         """Return how the names of the threads begin."""

@@ -82,7 +82,7 @@ class RayReadingService(WorkersReadingService):
             "runtime_env": runtime_env,
         }
         super().__init__(
-            Cluster(options, self.start_timeout, chooses=num_workers == AUTO),
+            RayCluster(options, self.start_timeout, chooses=num_workers == AUTO),
             num_workers,
             worker_prefetch_cnt,
             main_prefetch_cnt,
@@ -100,7 +100,7 @@ class RayReadingService(WorkersReadingService):
         return f"RayReadingService(num_workers={self.num_workers!r})"
 
 
-class Cluster(Workplace):
+class RayCluster(Workplace):
     """The nodes of a Ray cluster, where workers are actors.
 
     ``chooses`` says whether it matters for how many actors there is room.

@@ -29,7 +29,7 @@ from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.running.cursors import aclose_items, close_items, take_number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
-from asyncloader.datapipes.thread_calls import CallThreads, ThreadMapper
+from asyncloader.datapipes.thread_calls import JobThreads, ThreadMapper
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced
 from asyncloader.graph.refusals import Purpose, first_refusal
@@ -268,7 +268,7 @@ def _thread_stage(pipe: ThreadMapper[Any], wants: Wants) -> AsyncMapper[Envelope
     return stage
 
 
-async def _called_in_thread(item: Any, threads: CallThreads) -> Any:
+async def _called_in_thread(item: Any, threads: JobThreads) -> Any:
     job = AwaitedJob(item)
     threads.put(job)
     del item
@@ -276,7 +276,7 @@ async def _called_in_thread(item: Any, threads: CallThreads) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def _threads(pipe: ThreadMapper[Any], count: int) -> AsyncIterator[CallThreads]:
+async def _threads(pipe: ThreadMapper[Any], count: int) -> AsyncIterator[JobThreads]:
     """Give so many threads that call a pipe's function.
 
     They end after the calls in progress, within two seconds.
