@@ -214,7 +214,8 @@ class JobThreads:
     def _given_up(self) -> int:
         """Return how many threads are in calls that took too long."""
         with self._lock:
-            self._beside = [each for each in self._beside if each.thread.is_alive()]
+            # The same list: another thread may be about to add to it.
+            self._beside[:] = [each for each in self._beside if each.thread.is_alive()]
             return sum(each.is_given_up for each in self._beside)
 
     def _start(
