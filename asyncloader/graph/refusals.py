@@ -37,6 +37,7 @@ from asyncloader.datapipes.running.traits import (
     is_splitter,
     is_without_order,
     lives_with_loader,
+    raises_errors,
     reads_ahead,
     shards_itself,
     shares_passes,
@@ -231,6 +232,11 @@ def _not_for_envelopes(pipe: Any) -> Iterator[Said]:
             )
     elif isinstance(pipe, DataPipe) and pipe.carry(itself):
         return
+    elif is_ours(pipe) and not raises_errors(pipe):
+        yield (
+            f"{stage_name(pipe)} follows a Feed, where an error is the answer to its own request",
+            "leave on_error out, or catch the error in the function",
+        )
     elif isinstance(pipe, OneToOne) and not is_ours(pipe):
         if is_async_pipe(pipe):
             yield (

@@ -731,6 +731,11 @@ def test_a_feed_may_serve_one_loop_after_another():
 REFUSED = {
     "filter": (lambda feed: feed.filter(bool), r"filter\(bool\) cannot follow a Feed"),
     "flatmap": (lambda feed: feed.flatmap(list), "cannot follow a Feed"),
+    "map with on_error": (lambda feed: feed.map(double, on_error="skip"), "leave on_error out"),
+    "thread_map with on_error": (
+        lambda feed: feed.thread_map(double, on_error=lambda error, item: 0),
+        "leave on_error out",
+    ),
     "an async pipe": (PlusSoon, r"PlusSoon\(\) .*it has an __aiter__: .*for async_map"),
     "batch without a wait": (lambda feed: feed.batch(2), r"batch\(2, max_wait=seconds\)"),
     "drop_last": (lambda feed: feed.batch(2, True, max_wait=1), "leave drop_last out"),
