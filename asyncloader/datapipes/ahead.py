@@ -17,12 +17,13 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from asyncloader.arguments import checked_function, function_name
+from asyncloader.arguments import function_name
 from asyncloader.datapipes.attempts import Attempts, ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.call import itself
 from asyncloader.datapipes.columns import changed_columns
 from asyncloader.datapipes.recording import on_numbered
+from asyncloader.datapipes.resources import checked_resource
 from asyncloader.datapipes.running.cursor_forms import Fields, Sieved
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.run import Edge, Pass
@@ -155,7 +156,7 @@ class CallsAhead(IterDataPipe[T]):
         self.retries = retries
         self.retry_on = retry_on
         self.backoff = backoff
-        self.resource = None if resource is None else checked_function("resource", resource)
+        self.resource = None if resource is None else checked_resource(resource)
         self.on_error = on_error
         self.max_errors = max_errors
         self.repeatable = repeatable

@@ -177,9 +177,9 @@ class AsyncMapper(CallsAhead[T]):
     ready. The calls run on the consumer's own loop; they are cancelled when the
     iteration ends early. An error comes in the place of its item.
 
-    A call may take ``timeout`` seconds. One that raises an error of ``retry_on``, or
-    takes too long, is made again up to ``retries`` times, ``backoff`` seconds later
-    and then twice as much each time (at random up to a half less, 30 s at most).
+    A call may take ``timeout`` seconds, and fails with a ``TimeoutError`` (an ``OSError``). One
+    that fails with an error of ``retry_on`` is made again up to ``retries`` times, ``backoff``
+    seconds later and then twice as much each time (at random up to a half less, 30 s at most).
 
     ``resource`` opens what the calls share, such as a client with its connections: a
     function or class that gives an async context manager. It is entered once for each

@@ -276,6 +276,17 @@ def unawaited(pipe: object, coroutine: Coroutine[Any, Any, Any]) -> TypeError:
     )
 
 
+class NotCalled(BaseException):
+    """A function could not be called at all, which is no failure of its item.
+
+    It passes what tolerates errors, and tries again; who made the call raises ``error``.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def blame(error: BaseException, pipe: object) -> None:
     """Add a note to a user function's error that names ``pipe``.
 
@@ -297,7 +308,7 @@ def _ends_the_process(error: BaseException) -> bool:
     if isinstance(error, asyncio.CancelledError):
         # If nobody cancelled us, the function raised it itself and has simply failed.
         return is_being_cancelled()
-    return isinstance(error, Stopped | SystemExit)
+    return isinstance(error, Stopped | SystemExit | NotCalled)
 
 
 def answer_of(pipe: object, function: Callable[..., Any], *args: Any) -> Any:

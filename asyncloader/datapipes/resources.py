@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar
 
-from asyncloader.arguments import function_name
+from asyncloader.arguments import checked_function, function_name
 from asyncloader.datapipes.call import blame
 from asyncloader.datapipes.running.bridge import taken_at
 from asyncloader.datapipes.running.run import Edge, RunTree
@@ -29,6 +29,19 @@ Resource = Callable[[], AbstractAsyncContextManager[Any]]
 
 #: Returns a context manager of what the calls of one thread use.
 ThreadResource = Callable[[], AbstractContextManager[Any]]
+
+
+def checked_resource(resource: Any) -> Callable[[], Any]:
+    """Return a resource; TypeError for one that was opened already."""
+    kind = type(resource)
+    if hasattr(kind, "__enter__") or hasattr(kind, "__aenter__"):
+        raise TypeError(
+            f"resource must be a function or class that gives a context manager, got a"
+            f" {kind.__name__} that was made already, which can be entered only once; pass the"
+            " function itself: resource=connect, not resource=connect()"
+        )
+    checked: Callable[[], Any] = checked_function("resource", resource)
+    return checked
 
 
 def with_last(function: Callable[..., T], shared: Any, *args: Any) -> T:

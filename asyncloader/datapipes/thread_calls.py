@@ -30,7 +30,15 @@ from asyncloader.datapipes.ahead import (
 )
 from asyncloader.datapipes.attempts import Attempts, ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.call import blame, is_async, itself, unawaited, watched_plain
+from asyncloader.datapipes.call import (
+    NotCalled,
+    blame,
+    is_async,
+    is_async_generator,
+    itself,
+    unawaited,
+    watched_plain,
+)
 from asyncloader.datapipes.columns import change
 from asyncloader.datapipes.resources import ThreadResource, opened_in_thread, with_last
 from asyncloader.datapipes.running.conveyor import RunningBeside
@@ -43,7 +51,7 @@ from asyncloader.errors import ResourceExhausted
 from asyncloader.machine import usable_cores
 from asyncloader.runtime import start_thread
 from asyncloader.tuning import AUTO, Bounds
-from asyncloader.waiting import Stopped, ThreadWaiter
+from asyncloader.waiting import Stopped, ThreadWaiter, do_nothing
 
 T = TypeVar("T")
 
@@ -93,6 +101,10 @@ class JobThread:
         self.waiter = ThreadWaiter()
         #: Whether its present call has taken too long, so that nobody waits for it.
         self.is_given_up = False
+        #: Whether what its calls use was opened, or why it could not be.
+        self.is_ready = False
+        self.failure: BaseException | None = None
+        self.has_ended = False
         run = contextvars.copy_context().run
         self.thread = threading.Thread(target=run, args=(work, self), name=name, daemon=True)
         start_thread(self.thread)
@@ -125,10 +137,6 @@ HELD_PER_THREAD = 3
 MOST_GIVEN_UP = 64
 
 
-class NoThread(ResourceExhausted):
-    """There is no thread for a call, which is no failure of its item."""
-
-
 class JobThreads:
     """Threads that run the jobs of one pass.
 
@@ -155,6 +163,8 @@ class JobThreads:
         self._ended = 0
         self._is_closed = False
         self._lock = threading.Lock()
+        # Called at the end of each thread.
+        self._on_end: Callable[[], object] = do_nothing
         #: The first error of closing what calls used.
         self.error: BaseException | None = None
 
@@ -176,17 +186,17 @@ class JobThreads:
             self._ended += 1
             self._jobs.put(None)
 
+    def finish(self, consumer: Makers) -> None:
+        """Wait until all have ended, however long it takes to close what their calls used."""
+        self._on_end = consumer.wake
+        threads = self._told_to_end()
+        consumer.until(lambda: all(each.has_ended for each in threads))
+        if self.error is not None:
+            raise self.error
+
     def close(self) -> None:
         """Let the threads end after their present calls, and wait for them, for a bounded time."""
-        with self._lock:
-            self._is_closed = True
-        with contextlib.suppress(Exception):
-            while True:
-                self._jobs.get_nowait()
-        threads = [*self._threads, *self._beside]
-        for each in threads:
-            each.end()
-        ended_threads(each.thread for each in threads if not each.is_given_up)
+        ended_threads(each.thread for each in self._told_to_end())
         if given_up := self._given_up():
             warnings.warn(
                 f"calls of {self._attempts.name} that took longer than"
@@ -197,19 +207,37 @@ class JobThreads:
                 stacklevel=3,
             )
 
-    def start_beside(self) -> JobThread:
-        """Start a thread that makes the calls of one of the others."""
+    def start_beside(self, on_ready: Callable[[], object]) -> JobThread:
+        """Start a thread that makes the calls of one of the others; NotCalled if that cannot be.
+
+        ``on_ready`` is called once it can make calls, or cannot.
+        """
         if (given_up := self._given_up()) >= MOST_GIVEN_UP:
-            raise NoThread(
-                f"{given_up} calls of {self._attempts.name} that took longer than"
-                f" timeout={self._attempts.timeout:g} s have not returned, and each of them holds"
-                " a thread, which nobody can stop; give what the function waits for a timeout of"
-                " its own"
+            raise NotCalled(
+                ResourceExhausted(
+                    f"{given_up} calls of {self._attempts.name} that took longer than"
+                    f" timeout={self._attempts.timeout:g} s have not returned, and each of them"
+                    " holds a thread, which nobody can stop; give what the function waits for a"
+                    " timeout of its own"
+                )
             )
+        work = functools.partial(self._work_with, applied=itself, on_ready=on_ready)
         try:
-            return self._start(self._beside, SimpleQueue(), self._work_beside)
+            return self._start(self._beside, SimpleQueue(), work)
         except ResourceExhausted as error:
-            raise NoThread(str(error)) from error
+            raise NotCalled(error) from error
+
+    def _told_to_end(self) -> list[JobThread]:
+        """Tell all threads to end; return those that are worth waiting for."""
+        with self._lock:
+            self._is_closed = True
+        with contextlib.suppress(Exception):
+            while True:
+                self._jobs.get_nowait()
+        threads = [*self._threads, *self._beside]
+        for each in threads:
+            each.end()
+        return [each for each in threads if not each.is_given_up]
 
     def _given_up(self) -> int:
         """Return how many threads are in calls that took too long."""
@@ -235,25 +263,39 @@ class JobThreads:
     def _work(self, thread: JobThread) -> None:
         if self._attempts.timeout is None:
             self._work_with(thread, lambda call: self._applied(call, thread.wait))
-        else:
-            with closing(TimedCalls(self, thread, self._attempts)) as calls:
-                thread.run_jobs(self._applied(calls, thread.wait))
+            return
+        with closing(TimedCalls(self, thread, self._attempts)) as calls:
+            thread.run_jobs(self._applied(calls, thread.wait))
+        self._end_of(thread)
 
-    def _work_beside(self, thread: JobThread) -> None:
-        self._work_with(thread, itself)
-
-    def _work_with(self, thread: JobThread, applied: Callable[[Call], Call]) -> None:
+    def _work_with(
+        self,
+        thread: JobThread,
+        applied: Callable[[Call], Call],
+        on_ready: Callable[[], object] = do_nothing,
+    ) -> None:
         try:
             with contextlib.ExitStack() as stack:
-                thread.run_jobs(self._call_in(stack, applied))
+                call = self._call_in(stack, thread, applied)
+                thread.is_ready = True
+                on_ready()
+                thread.run_jobs(call)
         except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = self.error or error
+        self._end_of(thread)
 
-    def _call_in(self, stack: contextlib.ExitStack, applied: Callable[[Call], Call]) -> Call:
+    def _call_in(
+        self, stack: contextlib.ExitStack, thread: JobThread, applied: Callable[[Call], Call]
+    ) -> Call:
         try:
             return applied(stack.enter_context(self._opened()))
         except BaseException as error:  # noqa: BLE001 - user code ran; the jobs raise it
+            thread.failure = error
             return functools.partial(_fail, error)
+
+    def _end_of(self, thread: JobThread) -> None:
+        thread.has_ended = True
+        self._on_end()
 
 
 def _fail(error: BaseException, item: Any) -> Any:
@@ -274,17 +316,26 @@ class TimedCalls:
         self._beside: JobThread | None = None
 
     def __call__(self, item: Any) -> Any:
-        """Return what the function returns, or raise its error, or a TimeoutError."""
-        if self._beside is None:
-            self._beside = self._threads.start_beside()
-        waiter = self._thread.waiter
+        """Return what the function returns, or raise its error, a TimeoutError or NotCalled."""
+        waiter, beside = self._thread.waiter, self._ready()
         job = Job(0, item, lambda _: waiter.wake())
-        self._beside.jobs.put(job)
+        beside.jobs.put(job)
         if waiter.until(lambda: job.is_done, self._attempts.timeout):
             return job.outcome()
-        self._beside.is_given_up = True
+        beside.is_given_up = True
         self.close()
         raise self._attempts.too_long()
+
+    def _ready(self) -> JobThread:
+        """Return the thread that makes the calls, once what they use is open."""
+        waiter = self._thread.waiter
+        beside = self._beside or self._threads.start_beside(waiter.wake)
+        self._beside = beside
+        # However long it takes to open that: it is no part of the call.
+        waiter.until(lambda: beside.is_ready)
+        if beside.failure is not None:
+            raise NotCalled(beside.failure)
+        return beside
 
     def close(self) -> None:
         """Let the thread beside end, now or when its call returns."""
@@ -406,16 +457,17 @@ class ThreadMapper(CallsAhead[T]):
     the most results a second, or as few as the consumer needs. Results come in the source's
     order, or with ``ordered=False`` as they are ready.
 
-    A call may take ``timeout`` seconds. One that raises an error of ``retry_on``, or
-    takes too long, is made again up to ``retries`` times, ``backoff`` seconds later
-    and then twice as much each time (at random up to a half less, 30 s at most). A thread
-    cannot be stopped: a call that took too long goes on until it returns, in a thread of
-    its own, and what it returns is dropped.
+    A call may take ``timeout`` seconds, and fails with a ``TimeoutError`` (an ``OSError``). One
+    that fails with an error of ``retry_on`` is made again up to ``retries`` times, ``backoff``
+    seconds later and then twice as much each time (at random up to a half less, 30 s at most).
+    A thread cannot be stopped: a call that took too long goes on until it returns, in a thread
+    of its own, and what it returns is dropped.
 
     ``resource`` opens what calls use, such as a connection or a decoder: a function or class
     that gives a context manager. Each thread enters its own, so that it need not be safe for
-    several, and leaves it when the pass ends. What it gives is passed to ``fn`` as its last
-    argument.
+    several, and leaves it when the pass ends, in the same way whatever ended it. What it gives
+    is passed to ``fn`` as its last argument. One that cannot be opened ends the pass: that is no
+    failure of an item, so it is not tried again.
 
     ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function
     ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
@@ -466,6 +518,11 @@ class ThreadMapper(CallsAhead[T]):
             raise TypeError(
                 f"{self.functional_name} needs a plain function, got the async"
                 f" {function_name(fn)}; use async_map"
+            )
+        if is_async_generator(fn):
+            raise TypeError(
+                f"{self.functional_name} needs a function that returns a result, got the async"
+                f" generator {function_name(fn)}; use flatmap for several results of one item"
             )
         if concurrency is not None:
             checked_auto("concurrency", concurrency, at_least=1)
@@ -534,13 +591,18 @@ class ThreadMapper(CallsAhead[T]):
 
     def _tried(self, apply: Call, item: Any) -> Any:
         """Return the function's result for an item, or its Failure if errors are tolerated."""
+        unmade: BaseException | None = None
         try:
             result = apply(item)
+        except NotCalled as instead:
+            unmade = instead.error
         except BaseException as error:
-            if self.tolerance.is_strict or isinstance(error, NoThread):
+            if self.tolerance.is_strict:
                 blame(error, self)
                 raise
             return failure_of(error, item, self)
+        if unmade is not None:
+            raise unmade
         if result.__class__ is CoroutineType:
             raise unawaited(self, result)
         return result
@@ -561,18 +623,20 @@ class ThreadMapPass(AheadPass[T]):
         pipe: ThreadMapper[Any] = self.pipe
         chosen = pipe.choice()
         count, room = pipe.counts(chosen)
-        with watched_plain(pipe.fn, pipe) as fn, closing(pipe.threads(fn, chosen)) as threads:
-            with some_home(self.edge.tree.watching) as home, Makers(home) as makers:
-                crew = Crew(self, makers, threads, count=count, room=room, chosen=chosen)
-                self.calls, self.room, self.pause_ahead = crew, room, crew.set_paused
-                try:
-                    crew.start(home)
-                    yield from self._results(crew)
-                finally:
-                    self.calls, self.pause_ahead = (), nothing_ahead
-            threads.close()
-            if threads.error is not None:
-                raise threads.error
+        with (
+            watched_plain(pipe.fn, pipe) as fn,
+            closing(pipe.threads(fn, chosen)) as threads,
+            some_home(self.edge.tree.watching) as home,
+            Makers(home) as makers,
+        ):
+            crew = Crew(self, makers, threads, count=count, room=room, chosen=chosen)
+            self.calls, self.room, self.pause_ahead = crew, room, crew.set_paused
+            try:
+                crew.start(home)
+                yield from self._results(crew)
+                threads.finish(makers)
+            finally:
+                self.calls, self.pause_ahead = (), nothing_ahead
 
     def _results(self, crew: Crew) -> Iterator[T]:
         for job in crew.jobs():

@@ -250,7 +250,7 @@ async def test_columns_come_before_the_resource():
 async def test_what_is_no_resource_is_named():
     with pytest.raises(TypeError, match="must return an async context manager, got int"):
         await drained(numbers().async_map(ask, resource=lambda: 3))
-    with pytest.raises(TypeError, match="resource must be callable, got Client"):
+    with pytest.raises(TypeError, match="got a Client that was made already"):
         numbers().async_map(ask, resource=Client())
     with pytest.raises(ValueError, match=r"cannot be called with 2 positional"):
         numbers().async_map(for_ever, resource=Client)

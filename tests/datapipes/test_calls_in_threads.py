@@ -352,3 +352,91 @@ def test_options_are_checked_when_the_pipe_is_made(settings, error, message):
 
     with pytest.raises(error, match=message):
         numbers().thread_map(one, **settings)
+
+
+class OpensAt:
+    """A resource of which only one opening, counted from 1, succeeds or fails."""
+
+    def __init__(self, fails_at: int) -> None:
+        self.opened = 0
+        self.fails_at = fails_at
+        self.lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def __call__(self):
+        with self.lock:
+            self.opened += 1
+            if self.opened == self.fails_at:
+                raise OSError("database is locked")
+        yield self
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+@pytest.mark.parametrize("timeout", [None, LONG])
+def test_a_resource_that_no_thread_can_open_costs_no_item_in_silence(timeout, retries):
+    pipe = numbers(100).thread_map(
+        used_quietly,
+        resource=OpensAt(1),
+        concurrency=1,
+        on_error="skip",
+        timeout=timeout,
+        retries=retries,
+    )
+    with pytest.raises(OSError, match="database is locked") as caught:
+        list(pipe)
+    assert "raised in thread_map(used_quietly" in caught.value.__notes__[0]
+
+
+def used_quietly(item: int, opened: Any) -> int:
+    return item
+
+
+async def test_behind_a_feed_a_resource_that_does_not_open_ends_the_loader():
+    feed = Feed()
+    graph = feed.thread_map(used_quietly, concurrency=1, timeout=LONG, resource=OpensAt(1))
+
+    async def ask_once():
+        async with feed.serve(DataLoader2(graph)):
+            await feed.ask(1)
+
+    with pytest.raises(OSError, match="database is locked"):
+        await ask_once()
+
+
+def test_a_resource_may_take_longer_to_open_and_close_than_a_call_may_take(monkeypatch):
+    monkeypatch.setattr("asyncloader.datapipes.running.run_place.GRACE_SECONDS", 0.01)
+    closed = []
+
+    @contextlib.contextmanager
+    def slow():
+        assert not threading.Event().wait(0.3)
+        yield None
+        assert not threading.Event().wait(0.3)
+        closed.append(True)
+
+    pipe = numbers(3).thread_map(used_quietly, resource=slow, timeout=0.2, concurrency=1)
+    assert list(pipe) == [0, 1, 2]
+    assert closed == [True]
+
+
+@contextlib.contextmanager
+def opening():
+    yield None
+
+
+@pytest.mark.parametrize("name", ["async_map", "thread_map"])
+def test_a_resource_that_was_made_already_is_refused_when_the_pipe_is_made(name):
+    async def later(item, shared):
+        return item
+
+    function = later if name == "async_map" else used_quietly
+    with pytest.raises(TypeError, match=r"made already.* pass the function itself"):
+        getattr(numbers(), name)(function, resource=opening())
+
+
+def test_an_async_generator_is_no_function_for_threads():
+    async def several(item):
+        yield item
+
+    with pytest.raises(TypeError, match="got the async generator several; use flatmap"):
+        numbers().thread_map(several)
