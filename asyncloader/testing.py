@@ -59,6 +59,10 @@ _STEPS = 20
 _MOST_SHOWN = 5
 
 
+#: With fewer items than this a check says nothing.
+_FEWEST = 3
+
+
 def check_pipe(
     make: Callable[..., Any],
     items: Iterable[Any] = range(24),
@@ -72,7 +76,8 @@ def check_pipe(
     ``make`` is a function from a source, a pipe that yields ``items``, to the pipe or graph to be
     checked; it is called often. Where that reads nothing, ``make`` takes no argument. Let it yield
     some ten items or more: a state is taken after each of them, and what follows a resume has to be
-    the exact rest.
+    the exact rest. Nothing is checked of what does not happen: so make a pipe with a small buffer,
+    and give it items that fill it and, if it leaves some out, items of which it does.
 
     With ``resumes=False`` its states have to be refused instead, with a SnapshotError that names
     the pipe. ``in_any_order=False`` is for a pipe that cannot read the items in a shuffled order,
@@ -100,7 +105,13 @@ def check_pipe(
     ...     print(str(error).partition(":")[0])
     Unlike() yields something else in its second epoch
     """
-    _run(PIPE_CHECKS, PipeCase(make, tuple(items), resumes, in_any_order, in_workers))
+    case = PipeCase(make, tuple(items), resumes, in_any_order, in_workers)
+    if len(case.items) < _FEWEST and case.reads():
+        raise ValueError(
+            f"check_pipe got {len(case.items)} items, too few to check anything: give it ten or"
+            " more, enough that buffers are full and something is left out"
+        )
+    _run(PIPE_CHECKS, case)
 
 
 def check_service(

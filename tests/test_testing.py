@@ -323,6 +323,11 @@ def test_the_message_of_a_wrong_resume_shows_what_was_expected_and_what_came():
     )
 
 
+def test_too_few_items_to_check_anything_are_refused():
+    with pytest.raises(ValueError, match="got 1 items, too few to check anything"):
+        check_pipe(lambda source: source.map(str), [1])
+
+
 def test_a_pipe_whose_states_are_refused_passes_if_that_is_asked_for():
     check_pipe(Windows, resumes=False)
     with pytest.raises(AssertionError, match="gives a state: leave out resumes=False"):

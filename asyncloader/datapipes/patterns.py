@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, is_pipe
 from asyncloader.datapipes.call import blame, calling, unawaited
-from asyncloader.datapipes.edges import EndedBranches, beginning, resume_one
+from asyncloader.datapipes.edges import EndedBranches, beginning, edges_of, resume_one
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
@@ -217,7 +217,14 @@ class PipePass(CountedPass[T]):
 
     def reading(self) -> Any:
         """Return what the pipe is given to read."""
-        return None if self.reads() is None else self.source
+        if self.reads() is not None:
+            return self.source
+        if edges_of(self.pipe):
+            raise TypeError(
+                f"{type(self.pipe).__qualname__} reads a pipe, and run does not know which: keep"
+                " it in self.source, or several of them in self.sources"
+            )
+        return None
 
     def reads(self) -> Any:
         return setting(self.pipe, "source", None)

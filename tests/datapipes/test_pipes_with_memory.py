@@ -372,3 +372,48 @@ def test_it_cannot_follow_what_is_recorded():
     graph = Dedupe(IterableWrapper(WORDS).map(int, repeatable=False))
     with pytest.raises(ValueError, match="cannot be told of what"):
         DataLoader2(graph)
+
+
+class Largest(State):
+    total: int = 0
+
+
+class Undeclared(Pipe[int]):
+    """Writes to its state what that does not declare."""
+
+    State = Largest
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def run(self, source: Edge[int], state: Largest) -> Iterator[int]:
+        for item in source:
+            state.total += item
+            state.largest = item  # type: ignore[attr-defined]  # what the test is about
+            yield state.total
+
+
+def test_what_a_state_does_not_declare_is_named_when_it_is_taken():
+    said = "Largest has 'largest', which it does not declare"
+    with DataLoader2(Undeclared(IterableWrapper(range(9)))) as loader:
+        iterator = iter(loader)
+        with pytest.raises(TypeError, match=said):
+            next(iterator)
+
+
+class Elsewhere(Pipe[int]):
+    """Keeps what it reads in another attribute."""
+
+    def __init__(self, source: Any) -> None:
+        self.datapipe = source
+
+    def start(self, position: int) -> tuple[int, int]:
+        return position, 0
+
+    def run(self, source: Edge[int], state: None) -> Iterator[int]:
+        yield from source
+
+
+def test_a_pipe_that_keeps_what_it_reads_elsewhere_is_told_where():
+    with pytest.raises(TypeError, match=r"Elsewhere reads a pipe.* keep it in self\.source"):
+        list(Elsewhere(IterableWrapper([1, 2])))

@@ -323,8 +323,17 @@ class Fields:
             and (each.default is not MISSING or each.default_factory is not MISSING)
         )
 
+    def _is_declared(self, name: str) -> bool:
+        return name[0] == "_" or name in _annotations(type(self))  # type: ignore[arg-type]  # it has a hash
+
     def saved(self) -> Cursor:
         """Return the fields as plain data, which later changes of this leave as it is."""
+        if undeclared := [each for each in vars(self) if not self._is_declared(each)]:
+            raise TypeError(
+                f"{type(self).__qualname__} has {undeclared[0]!r}, which it does not declare: a"
+                f" state with it could not be loaded. Annotate it in the class, or name it"
+                f" _{undeclared[0]} if it need not be saved"
+            )
         return {
             name: _copied(each)
             for name, each in vars(self).items()
