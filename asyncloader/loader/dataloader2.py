@@ -508,6 +508,7 @@ class DataLoader2(Generic[T_co]):
             earlier=self._engine.earlier,
             choices=() if adjustable is None else tuple(adjustable.choices()),
             left_out=self._engine.left_out(),
+            unacknowledged=self._engine.unacknowledged if self._acknowledges else None,
         )
 
     def watch(self, name: str = "") -> Watch:

@@ -68,6 +68,8 @@ class LoaderStats:
     #: How many numbers were left out behind ``repeatable=False``, by the reason; those before the
     #: state that the epoch was resumed from count as well.
     left_out: Mapping[str, int] = field(default_factory=dict)
+    #: How many items were yielded and not acknowledged; None without ``acknowledge=True``.
+    unacknowledged: int | None = None
     #: The graph, as it is drawn.
     outline: Outline = NO_GRAPH
 
@@ -96,8 +98,8 @@ class LoaderStats:
     def since(self, before: LoaderStats) -> LoaderStats:
         """Return the stats of the time since others were taken of the same loader.
 
-        They are those of the present epoch if it has begun since then. What is held or ready
-        is that of the present moment.
+        They are those of the present epoch if it has begun since then. What is held, ready or
+        not acknowledged is that of the present moment.
         """
         return _since(before, self)
 
@@ -146,6 +148,7 @@ def stats_of(
     earlier: tuple[float, float] = (0.0, 0.0),
     choices: tuple[str, ...] = (),
     left_out: Mapping[str, int] = MappingProxyType({}),
+    unacknowledged: int | None = None,
 ) -> LoaderStats:
     """Return how the loader of a graph with these pipes is doing.
 
@@ -170,6 +173,7 @@ def stats_of(
         workers=tuple(workers),
         choices=choices,
         left_out=dict(left_out),
+        unacknowledged=unacknowledged,
         outline=outline,
     )
 
@@ -329,6 +333,8 @@ def _headline(stats: LoaderStats) -> str:
     text += f" ({rate_text(stats.rate)})"
     if stats.restarts:
         text += f", {stats.restarts} restarts"
+    if stats.unacknowledged is not None:
+        text += f", {stats.unacknowledged:,} not acknowledged"
     share = stats.waited / stats.seconds if stats.seconds else 0.0
     return f"{text}; the consumer waited {percent_text(share)} of the time"
 
@@ -552,6 +558,8 @@ def _numbers(stats: LoaderStats) -> Iterator[Metric]:
             "consumer_waited_seconds_total": stats.waited,
         },
     )
+    if stats.unacknowledged is not None:
+        yield from _metrics({}, {"unacknowledged_items": stats.unacknowledged})
     for reason, count in stats.left_out.items():
         yield from _metrics({"reason": reason}, {"left_out_total": count})
     for number, stage in enumerate(stats.stages):

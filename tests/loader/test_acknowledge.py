@@ -324,6 +324,32 @@ def test_a_count_that_is_no_whole_number_above_0_is_refused(count, error, messag
         assert loader.unacknowledged == 1
 
 
+def test_the_stats_say_how_many_items_wait_for_it():
+    with DataLoader2(it.IterableWrapper(range(9)), acknowledge=True) as loader:
+        list(loader)
+        loader.ack(2)
+        stats = loader.stats()
+        loader.ack(7)
+        later = loader.stats().since(stats)
+    assert (stats.unacknowledged, later.unacknowledged) == (7, 0)
+    assert ", 7 not acknowledged; the consumer waited" in repr(stats)
+    assert ", 7 not acknowledged; the consumer waited" in stats.scene().headline
+    found = [[each for each in of.as_metrics() if "acknow" in each.name] for of in (stats, later)]
+    assert [str(each) for (each,) in found] == [
+        "asyncloader_unacknowledged_items 7",
+        "asyncloader_unacknowledged_items 0",
+    ]
+
+
+def test_the_stats_say_nothing_of_it_where_nobody_acknowledges():
+    with DataLoader2(it.IterableWrapper(range(9))) as loader:
+        list(loader)
+        stats = loader.stats()
+    assert stats.unacknowledged is None
+    assert "acknow" not in repr(stats)
+    assert "acknow" not in " ".join(map(str, stats.as_metrics()))
+
+
 def test_ack_without_acknowledge_says_what_to_do():
     with DataLoader2(numbers()) as loader:
         next(iter(loader))
