@@ -224,6 +224,10 @@ class NumberingPass(StagePass):
         state = Recorded.of(settled, left_out, self.ledger.kept())
         return {**self.source.place(state.frontier), self.pipe.number: state.saved()}
 
+    def leave_out_rest(self, items: int, reason: str) -> None:
+        """Settle what was read and will not come, after the end; so many items were delivered."""
+        self.ledger.leave_out_rest(items, range(self.ledger.frontier(), self._next), reason)
+
     def source_place(self) -> tuple[int, Cursors]:
         """Return the lowest number that is not settled, and where the source was then or before."""
         frontier = self.ledger.frontier()

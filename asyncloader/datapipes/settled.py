@@ -43,6 +43,8 @@ class Reason:
     LENGTH = "length"
     DROP_LAST = "drop_last"
     EMPTY = "empty"
+    HEADER = "header"
+    FULLSYNC = "fullsync"
 
 
 # The state ------------------------------------------------------------------------------
@@ -264,6 +266,11 @@ def elements_of(key: Key) -> tuple[Element, ...]:
     return (key,) if isinstance(key, int) else key
 
 
+def item_numbers(key: Key) -> tuple[int, ...]:
+    """Return the numbers of an item."""
+    return tuple(each if isinstance(each, int) else each.number for each in elements_of(key))
+
+
 #: After so many items the ledger looks which of them the loader has settled.
 _LOOK_EVERY = 64
 
@@ -304,19 +311,55 @@ class Ledger:
         self._on_the_way: deque[Key | range] = deque()
         self._settled = 0
         self._latest: Key = ()
+        # Whether the epoch has ended: what a thread still does changes nothing any more.
+        self._is_over = False
         self._lock = threading.Lock()
 
     def leave_out(self, key: Key, reason: str) -> None:
         """Settle what is left out."""
         with self._lock:
-            self._left_out[reason] += len(elements_of(key))
-            self._settle(key)
+            if not self._is_over:
+                self._left_out[reason] += len(elements_of(key))
+                self._settle(key)
+
+    def leave_out_rest(self, items: int, numbers: Iterable[int], reason: str) -> None:
+        """Settle those of ``numbers`` that will not come, after the end of an epoch.
+
+        ``items`` of those that left the section were delivered.
+        """
+        with self._lock:
+            if self._is_over or self._given_up:
+                return
+            self._catch_up()
+            self._is_over = True
+            keys = [
+                key
+                for each in self._on_the_way
+                for key in (each if type(each) is range else (each,))
+            ]
+            del keys[items - self._settled :]
+            self._on_the_way = deque(keys)
+            delivered = {number for key in keys for number in item_numbers(key)}
+            for number in numbers:
+                if number not in delivered and self._reopen(number):
+                    self._left_out[reason] += 1
+                    self._settle(number)
+
+    def _reopen(self, number: int) -> bool:
+        """Forget which parts of a number are settled; False if it is settled itself."""
+        index, at = divmod(number, len(self._shares))
+        share = self._shares[at]
+        if index in share:
+            return False
+        share.parts.pop(index, None)
+        share.totals.pop(index, None)
+        return True
 
     def end_parts(self, number: int, count: int) -> None:
         """Note that so many parts were made of a number, and no more."""
         index, share = divmod(number, len(self._shares))
         with self._lock:
-            if not self._given_up:
+            if not (self._given_up or self._is_over):
                 self._shares[share].end_parts(index, count)
                 self._forget(number, index, share)
 
@@ -329,7 +372,8 @@ class Ledger:
     def keep(self, pipe: int, number: int, result: Any) -> None:
         """Keep the result of a pipe's function for an item until that is settled."""
         with self._lock:
-            self._kept.setdefault(number, {})[pipe] = result
+            if not self._is_over:
+                self._kept.setdefault(number, {})[pipe] = result
 
     def kept_results(self, number: int) -> dict[int, Any]:
         """Return the results that are kept for an item, by the numbers of the pipes."""
@@ -382,8 +426,7 @@ class Ledger:
         with self._lock:
             self._catch_up()
             at = delivered - self._settled - 1
-            elements = elements_of(self._latest if at < 0 else self._key_at(at))
-            return tuple(each if isinstance(each, int) else each.number for each in elements)
+            return item_numbers(self._latest if at < 0 else self._key_at(at))
 
     def _key_at(self, at: int) -> Key:
         for keys in self._on_the_way:

@@ -33,6 +33,7 @@ from asyncloader.datapipes.running.traits import (
     setting,
     stands_in,
 )
+from asyncloader.datapipes.settled import Reason
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced
 from asyncloader.graph.walk import Graph, pipes_of
@@ -226,6 +227,21 @@ def stage_of(pipe: Any) -> Any:
 def is_recording(pipe: Any) -> bool:
     """Whether a recorded section ends with a pipe of a graph that is run."""
     return isinstance(pipe, Settling) or (stands_in(pipe) and setting(pipe, "settles", False))
+
+
+def reason_to_end(end: Any, items: int) -> str:
+    """Return why a graph that is run may end after so many items before its section does, or "".
+
+    ``numbering_of`` has looked at it.
+    """
+    pipe, reason = end, ""
+    while not is_recording(pipe):
+        if is_fullsync(pipe):
+            reason = Reason.FULLSYNC
+        elif has_name(pipe, "header") and setting(pipe, "limit", None) == items:
+            reason = Reason.HEADER
+        (pipe,) = edges_of(pipe)
+    return reason
 
 
 def numbering_of(end: Any) -> Any:

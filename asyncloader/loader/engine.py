@@ -146,7 +146,7 @@ class Engine:
 
         ``start`` is where the present run of its epoch began.
         """
-        recorded = self.lifecycle.recorded(start)
+        recorded = self._recorded()
         keeps = recorded is not None and recorded.ledger.keeps()
         if count == start.before and (recorded is None or not (start.position or keeps)):
             return start
@@ -208,7 +208,14 @@ class Engine:
         return self._begun_async(self._next_start(buffer), buffer)
 
     def _recorded(self) -> NumberingPass | RecordedPass | None:
-        return None if self._start is None else self.lifecycle.recorded(self._start)
+        """Return what knows what became of each item of the present run, or None."""
+        start = self._start
+        recorded = None if start is None else self.lifecycle.recorded(start)
+        if recorded is not None and start is not None and self._buffer.is_over():
+            passed = self._buffer.passed - start.before
+            if reason := self.lifecycle.reason_to_end(start.position + passed):
+                recorded.leave_out_rest(passed, reason)
+        return recorded
 
     def numbers(self) -> tuple[int, ...]:
         """Return the numbers of the item that was delivered last, where they are recorded."""

@@ -29,7 +29,12 @@ from asyncloader.datapipes.running.traits import (
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
-from asyncloader.graph.recorded import is_recording, numbering_of, unrepeatable
+from asyncloader.graph.recorded import (
+    is_recording,
+    numbering_of,
+    reason_to_end,
+    unrepeatable,
+)
 from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed, tell_epoch
 from asyncloader.graph.walk import Graph, pipes_of
@@ -75,6 +80,7 @@ class Lifecycle:
         # numbers then, and where that began.
         self._records = self._is_to_record = self._has_to_record = False
         self._numbering: Any = None
+        self._recorded_end: Any = None
         self._begun_with: EpochStart | None = None
         # A graph that nobody changes, and what ``_seen`` returns for it.
         self._sealed: tuple[Any, tuple[list[Any], bool, str]] = (None, ([], False, ""))
@@ -119,6 +125,10 @@ class Lifecycle:
             return None
         found: NumberingPass | RecordedPass | None = self._tree.latest_pass(self._numbering)
         return found
+
+    def reason_to_end(self, items: int) -> str:
+        """Return why the epoch may have ended after so many items though more were read, or ""."""
+        return reason_to_end(self._recorded_end, items)
 
     def why_no_state(self) -> str:
         """Return why no state of the present epoch can be taken, or ""."""
@@ -340,6 +350,7 @@ class Lifecycle:
         self._tree = tree = RunTree(pipes)
         tree.settled_items = self.settled_items
         self._begun_with, self._numbering = start, self._numbering_in(prepared)
+        self._recorded_end = prepared
         self._why_no_state = added_without_order(added) if added else self._why_no_state
         cursors = start.cursors
         if start.position and (adjustable := self._service.adjustable()) is not None:

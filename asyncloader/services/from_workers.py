@@ -319,6 +319,10 @@ class RecordedPass(FromWorkersPass):
         self.ledger.hand_on_all([each.key for each in items])
         return [each.item for each in items]
 
+    def leave_out_rest(self, items: int, reason: str) -> None:
+        """Settle what has come and is not delivered, after the end of so many items."""
+        self.ledger.leave_out_rest(items, list(self._recorded.numbers_come()), reason)
+
     def place(self) -> Cursors:
         """Return where the section is."""
         return {number_of(self.pipe) or 0: cursor_of_shares(self.ledger, self._marks_at)}

@@ -115,6 +115,12 @@ class ShareRecord:
             self._taken += len(numbers)
             yield numbers
 
+    def come(self) -> Iterator[int]:
+        """Yield the numbers that have come, from the lowest that is not settled on."""
+        first = self.ledger.frontier(self._share)
+        yield from map(self._number_of, range(first, self._come.frontier))
+        yield from map(self._number_of, self._come.beyond)
+
     def mark_at(self, frontier: int) -> Mark:
         """Return the newest mark from which all items from ``frontier`` on are made again."""
         marks = self._marks

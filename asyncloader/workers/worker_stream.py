@@ -129,6 +129,12 @@ class WorkerStream:
             if inbox.record is not None:
                 yield from inbox.record.taken_before(inbox.position)
 
+    def numbers_come(self) -> Iterator[int]:
+        """Yield the numbers that have come, from the lowest that is not settled on."""
+        for inbox in self._inboxes:
+            if inbox.record is not None:
+                yield from inbox.record.come()
+
     def deal_start(self, marks: Sequence[Mark]) -> DealStart | None:
         """Return where dealing resumes for workers that resume at these marks, if one deals."""
         if not self._inboxes:

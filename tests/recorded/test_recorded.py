@@ -147,6 +147,57 @@ def test_what_was_left_out_is_counted_by_its_reason_over_all_runs():
     assert [metric.value for metric in stats.as_metrics() if metric.name.endswith("left_out_total")]
 
 
+async def soon(item):
+    for _ in range(item % 4):
+        await asyncio.sleep(0)
+    return item
+
+
+HEADERS = {
+    "async_map": lambda pipe: pipe.async_map(soon, ordered=False, repeatable=False),
+    "thread_map": lambda pipe: pipe.thread_map(same, ordered=False),
+    "prefetch": lambda pipe: pipe.filter(is_even, repeatable=False).prefetch(5),
+    "parts": lambda pipe: pipe.thread_map(same, concurrency=3, ordered=False).flatmap(twice),
+}
+
+
+def twice(item):
+    return [item, item]
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_what_was_read_and_not_delivered_at_the_end_of_a_header_is_left_out(name):
+    graph = HEADERS[name](Own(IterableWrapper(range(1000)))).header(7)
+    with DataLoader2(graph, acknowledge=True) as loader:
+        delivered = [loader.numbers for _ in loader]
+        left_out = Counter(loader.stats().left_out)
+        loader.ack(4)
+        state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+    assert left_out["header"] > 0
+    with DataLoader2(graph) as loader:
+        loader.load_state_dict(state)
+        rest = [loader.numbers for _ in loader]
+        assert Counter(loader.stats().left_out) >= left_out
+    # Those that were not acknowledged, and none that was left out.
+    assert sorted(rest) == sorted(delivered[4:])
+    if name != "parts":
+        read = settled_in(state) | {number for (number,) in rest}
+        assert read == set(range(7 + left_out.total()))
+
+
+def test_what_has_come_from_workers_and_is_not_delivered_at_the_end_of_a_header_is_left_out():
+    graph = IterableWrapper(range(200)).sharding_filter().map(same, repeatable=False)
+    with in_workers(graph.batch(2, across_workers=True).header(9), acknowledge=True) as loader:
+        batches = list(loader)
+        left_out = loader.stats().left_out
+        loader.ack(7)
+        state = loader.state_dict(include_datapipe=False)
+    assert left_out.keys() == {"header"}
+    with in_workers(graph.batch(2, across_workers=True).header(9)) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == batches[7:]
+
+
 def test_numbers_are_the_places_of_items_in_the_stream_before():
     graph = IterableWrapper("abcdef").filter(lambda item: item in "bdef", repeatable=False).batch(2)
     with DataLoader2(graph) as loader:
@@ -218,8 +269,9 @@ def test_workers_above_a_section_may_be_others_after_a_resume(workers):
     assert len(set(seen)) == len(seen) == 60 - left_out
 
 
-def in_workers(graph, count=2, **settings):
-    return DataLoader2(graph, None, MultiProcessingReadingService(count, **settings), seed=1)
+def in_workers(graph, count=2, *, acknowledge=False, **settings):
+    service = MultiProcessingReadingService(count, **settings)
+    return DataLoader2(graph, None, service, seed=1, acknowledge=acknowledge)
 
 
 def test_the_functions_of_a_section_run_where_their_pipes_run():

@@ -288,6 +288,21 @@ async def recorded(workers: int, count: int, states: list[dict[str, Any]] | None
 
 
 @scene
+async def recorded_where_ranks_have_more(workers: int) -> Any:
+    """Return the numbers of an epoch, how many were left out, a state of its end, and the rest."""
+    graph = on_this_rank(5, 40, 12).map(double, repeatable=False)
+    async with loader_of(graph, workers, acknowledge=True) as loader:
+        numbers = [number async for _ in loader for number in loader.numbers]
+        left_out = loader.stats().left_out
+        loader.ack(3)
+        state = loader.state_dict(include_datapipe=False)
+    async with loader_of(graph, workers, acknowledge=True) as loader:
+        loader.load_state_dict(state)
+        rest = [number async for _ in loader for number in loader.numbers]
+    return numbers, left_out, state, rest
+
+
+@scene
 async def resumed_after_what_was_acknowledged(workers: int, count: int) -> Any:
     """Return five items, and what comes after a state of which none was acknowledged, or some."""
     graph, states = shuffled().map(double).fullsync(TIMEOUT), []

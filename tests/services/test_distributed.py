@@ -17,6 +17,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.processes.ranks import Company
+from tests.recorded.lines import settled_in
 
 #: How many numbers the scenes shuffle.
 COUNT = 24
@@ -199,6 +200,18 @@ def test_other_ranks_go_on_with_what_no_rank_has_settled(company, saved, loaded)
     left_out = sum(count for *_, count, _ in found)
     # What some ranks have more than others is not delivered.
     assert COUNT - 8 * loaded[0] <= len(settled) + left_out <= COUNT
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_rank_has_read_and_others_have_not_is_left_out_by_fullsync(play, workers):
+    found = play("recorded_where_ranks_have_more", workers)
+    for rank, (numbers, left_out, state, rest) in enumerate(found):
+        assert len(numbers) == 5
+        assert left_out.keys() <= {"fullsync"}
+        assert bool(left_out) == (rank > 0)
+        assert rest == numbers[3:]
+        read = settled_in(state) | set(rest)
+        assert read == set(range(5 + sum(left_out.values())))
 
 
 @pytest.mark.parametrize(("workers", "count"), [(0, 3), (1, 2)])
