@@ -152,13 +152,12 @@ _IN_WORKER = -1
 class Numbering(Stage):
     """The beginning of the section that ``first`` begins: it gives each item its number."""
 
-    def __init__(self, source: Any, first: Any, *, is_needed: bool = False) -> None:
+    def __init__(self, source: Any, first: Any) -> None:
         super().__init__(source)
         # Where the cursor of the section is found: ``first`` has no other.
         self.number = number_of(first)
         self.reader = stage_name(first)
         self.is_copied = is_replicable(first)
-        self.is_needed = is_needed
         #: Whether it runs in a worker, which tells the loader what becomes of each item.
         self.tells = False
 
@@ -200,14 +199,13 @@ class NumberingPass(StagePass):
                 [settled],
                 state.left_out,
                 reader=self.pipe.reader,
-                is_needed=self.pipe.is_needed,
                 kept=state.kept or (),
             )
         )
         self._next = state.frontier
         # Settled numbers that will be read again, and the first after them.
         self._known = state.numbers()
-        self._known_before = settled.end()
+        self._known_before = settled.end
 
     def made_of(self, item: Any) -> Any:
         number, self._next = self._next, self._next + 1

@@ -8,11 +8,13 @@ What a section is, says ``recording.py``.
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
+from operator import itemgetter
 from time import monotonic
 from typing import Annotated, Any, NamedTuple
 
@@ -32,8 +34,13 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.errors import LoaderError, SnapshotError
 
-#: So many numbers may be settled after one that is not. All of them are read again to resume.
-MOST_AHEAD = 1_000_000
+logger = logging.getLogger("asyncloader")
+
+#: So many numbers may be read and not be settled where a state is taken.
+MOST_UNSETTLED = 1_000_000
+
+#: If so many are read after one that is not settled, the log names it: a resume reads all again.
+FAR_AHEAD = 100_000
 
 
 class Reason:
@@ -53,13 +60,11 @@ class Reason:
 def settled_form(value: Any, where: str, form_of: FormOf) -> None:
     """Runs of ascending numbers, each as its first and its length."""
     list_of(row(COUNT, COUNT))(value, where, form_of)
-    end, total = 0, 0
+    end = 0
     for first, length in value:
         if first < end or not length:
             refuse(where, "runs of ascending numbers", value)
-        end, total = first + length, total + length
-    if total > MOST_AHEAD:
-        refuse(where, f"runs of at most {MOST_AHEAD} numbers", value)
+        end = first + length
 
 
 def parts_form(value: Any, where: str, form_of: FormOf) -> None:
@@ -67,8 +72,8 @@ def parts_form(value: Any, where: str, form_of: FormOf) -> None:
     list_of(row(COUNT, settled_form))(value, where, form_of)
     if not is_ascending([number for number, _ in value]):
         refuse(where, "parts of ascending numbers", value)
-    if sum(length for _, runs in value for _, length in runs) > MOST_AHEAD:
-        refuse(where, f"at most {MOST_AHEAD} parts", value)
+    if sum(length for _, runs in value for _, length in runs) > MOST_UNSETTLED:
+        refuse(where, f"at most {MOST_UNSETTLED} parts", value)
 
 
 def reasons_form(value: Any, where: str, form_of: FormOf) -> None:
@@ -78,7 +83,7 @@ def reasons_form(value: Any, where: str, form_of: FormOf) -> None:
 
 def kept_form(value: Any, where: str, form_of: FormOf) -> None:
     """The results of pipes for numbers: a pipe, a number and the result."""
-    list_of(row(COUNT, COUNT, anything), most=MOST_AHEAD)(value, where, form_of)
+    list_of(row(COUNT, COUNT, anything), most=MOST_UNSETTLED)(value, where, form_of)
 
 
 def _text(value: Any, where: str, form_of: FormOf) -> None:
@@ -145,6 +150,8 @@ def contradictions(settled: SettledRuns) -> Iterator[str]:
     frontier, runs, parts = settled
     if runs and runs[0][0] <= frontier:
         yield "the frontier is the first number that is not settled"
+    if runs and sum(runs[-1]) - frontier - sum(map(itemgetter(1), runs)) > MOST_UNSETTLED:
+        yield f"at most {MOST_UNSETTLED} numbers are not settled and were read"
     ends = [(first, first + length) for first, length in runs]
     numbers = [number for number, _ in parts]
     at = bisect_right
@@ -167,16 +174,19 @@ Element = int | ItemPart
 
 
 class Settled:
-    """Which of the numbers 0, 1, 2, … are settled: all before ``frontier``, and some after it.
+    """Which of the numbers 0, 1, 2, … are settled: all before ``end`` but those ``unsettled``.
 
-    A number of which parts were made is settled once all of them are.
+    It takes room for the latter only, however many follow one of them. A number of which parts
+    were made is settled once all of them are.
     """
 
-    __slots__ = ("beyond", "frontier", "parts", "totals")
+    __slots__ = ("end", "frontier", "parts", "totals", "unsettled")
 
-    def __init__(self, frontier: int = 0, beyond: Iterable[int] = ()) -> None:
-        self.frontier = frontier
-        self.beyond = set(beyond)
+    def __init__(self, end: int = 0, unsettled: Iterable[int] = ()) -> None:
+        self.end = end
+        self.unsettled = set(unsettled)
+        #: The first that is not settled.
+        self.frontier = min(self.unsettled, default=end)
         #: The settled parts of numbers, and how many parts there are where that is known.
         self.parts: dict[int, set[int]] = {}
         self.totals: dict[int, int] = {}
@@ -185,22 +195,26 @@ class Settled:
     def of(cls, settled: SettledRuns) -> Settled:
         """Return what ``plain`` gave."""
         frontier, runs, parts = settled
-        found = cls(frontier, _in_runs(runs))
+        found = cls(frontier)
+        for first, length in runs:
+            found.add_run(first, length)
         found.parts = {number: set(_in_runs(own)) for number, own in parts}
         return found
 
     def plain(self) -> SettledRuns:
         """Return it as plain data."""
+        runs, first = [], self.frontier
+        for number in (*sorted(self.unsettled), self.end):
+            if number > first:
+                runs.append([first, number - first])
+            first = number + 1
         parts = [[number, _runs(own)] for number, own in sorted(self.parts.items())]
-        return self.frontier, _runs(self.beyond), parts
+        return self.frontier, runs, parts
 
     def add(self, element: Element) -> None:
         """Settle a number, or a part of one."""
         if isinstance(element, int):
-            if element in self:
-                raise _settled_twice(element)
-            self.beyond.add(element)
-            self.advance()
+            self._add_number(element)
             return
         number, at = element
         own = self.parts.setdefault(number, set())
@@ -217,28 +231,37 @@ class Settled:
             return
         self.parts.pop(number, None)
         self.totals.pop(number, None)
-        self.add(number)
-
-    def end(self) -> int:
-        """Return the number after all that are settled."""
-        return max(self.beyond, default=self.frontier - 1) + 1
+        self._add_number(number)
 
     def add_run(self, first: int, length: int) -> None:
         """Settle so many numbers in a row."""
-        if first == self.frontier and not self.beyond:
-            self.frontier += length
-        else:
+        if first < self.end:
             for number in range(first, first + length):
-                self.add(number)
+                self._add_number(number)
+            return
+        self.unsettled.update(range(self.end, first))
+        self.end = first + length
+        if not self.unsettled:
+            self.frontier = self.end
 
-    def advance(self) -> None:
-        """Let the frontier pass what is settled."""
-        while self.frontier in self.beyond:
-            self.beyond.remove(self.frontier)
+    def ahead(self) -> int:
+        """Return how many numbers after the first that is not settled are."""
+        return self.end - self.frontier - len(self.unsettled)
+
+    def _add_number(self, number: int) -> None:
+        if number >= self.end:
+            self.add_run(number, 1)
+            return
+        if number not in self.unsettled:
+            raise _settled_twice(number)
+        self.unsettled.remove(number)
+        if not self.unsettled:
+            self.frontier = self.end
+        while self.frontier < self.end and self.frontier not in self.unsettled:
             self.frontier += 1
 
     def __contains__(self, number: int) -> bool:
-        return number < self.frontier or number in self.beyond
+        return number < self.end and number not in self.unsettled
 
 
 def _settled_twice(element: Element) -> LoaderError:
@@ -281,9 +304,6 @@ class Ledger:
     ``settled_items()`` says how many of the items that left the section the loader has settled.
     ``shares`` say what was settled of each worker's share before; there is one without workers.
     ``reader`` is the name of the pipe that is given the numbered items.
-
-    If very many are settled after one that is not, that is an error where a record ``is_needed``.
-    Elsewhere it is given up, and no state can be taken.
     """
 
     def __init__(
@@ -293,14 +313,12 @@ class Ledger:
         left_out: Iterable[Sequence[Any]] = (),
         *,
         reader: str = "",
-        is_needed: bool = True,
         kept: Iterable[Sequence[Any]] = (),
     ) -> None:
         self._settled_items = settled_items
         self._shares = shares
         self._reader = reader
-        self._is_needed = is_needed
-        self._given_up = ""
+        self._has_warned = False
         # The results that are kept of numbers that are not settled, by the numbers of the pipes.
         self._kept: dict[int, dict[int, Any]] = {}
         for pipe, number, result in kept:
@@ -313,7 +331,8 @@ class Ledger:
         self._latest: Key = ()
         # Whether the epoch has ended: what a thread still does changes nothing any more.
         self._is_over = False
-        self._lock = threading.Lock()
+        # What handles a warning in the log may ask meanwhile.
+        self._lock = threading.RLock()
 
     def leave_out(self, key: Key, reason: str) -> None:
         """Settle what is left out."""
@@ -328,7 +347,7 @@ class Ledger:
         ``items`` of those that left the section were delivered.
         """
         with self._lock:
-            if self._is_over or self._given_up:
+            if self._is_over:
                 return
             self._catch_up()
             self._is_over = True
@@ -359,7 +378,7 @@ class Ledger:
         """Note that so many parts were made of a number, and no more."""
         index, share = divmod(number, len(self._shares))
         with self._lock:
-            if not (self._given_up or self._is_over):
+            if not self._is_over:
                 self._shares[share].end_parts(index, count)
                 self._forget(number, index, share)
 
@@ -416,8 +435,11 @@ class Ledger:
         """Return what is settled of each share, and how many were left out for each reason."""
         with self._lock:
             self._catch_up()
-            if self._given_up:
-                raise SnapshotError(self._given_up)
+            if (count := sum(len(share.unsettled) for share in self._shares)) > MOST_UNSETTLED:
+                raise SnapshotError(
+                    f"{count} items of {self._reader} are in flight behind it, and a state can say"
+                    f" so of {MOST_UNSETTLED}; put what holds them, such as a shuffle, before it"
+                )
             shares = [share.plain() for share in self._shares]
             return shares, [[reason, count] for reason, count in sorted(self._left_out.items())]
 
@@ -460,16 +482,27 @@ class Ledger:
                 self._latest = keys
                 self._settled += 1
                 self._settle(keys)
+        if not self._has_warned:
+            self._warn_if_far_ahead()
+
+    def _warn_if_far_ahead(self) -> None:
+        for at, share in enumerate(self._shares):
+            if (ahead := share.ahead()) > FAR_AHEAD:
+                self._has_warned = True
+                logger.warning(
+                    "nothing has come of item %d of %s yet, while %d items after it are settled,"
+                    " and all of them will be read again to resume; see what holds it, such as a"
+                    " group that is never full or a call that does not end",
+                    share.frontier * len(self._shares) + at,
+                    self._reader,
+                    ahead,
+                )
 
     def _settle_range(self, numbers: range) -> None:
-        if not self._given_up:
-            index, share = divmod(numbers.start, len(self._shares))
-            self._shares[share].add_run(index, len(numbers))
-            self._check(share)
+        index, share = divmod(numbers.start, len(self._shares))
+        self._shares[share].add_run(index, len(numbers))
 
     def _settle(self, key: Key) -> None:
-        if self._given_up:
-            return
         shares = self._shares
         for element in elements_of(key):
             if isinstance(element, int):
@@ -481,27 +514,11 @@ class Ledger:
             if self._kept:
                 number = element if isinstance(element, int) else element.number
                 self._forget(number, index, share)
-            self._check(share)
-            if self._given_up:
-                return
 
     def _forget(self, number: int, index: int, share: int) -> None:
         """Forget what was kept of a number, if it is settled now."""
         if index in self._shares[share]:
             self._kept.pop(number, None)
-
-    def _check(self, share: int) -> None:
-        if len(self._shares[share].beyond) <= MOST_AHEAD:
-            return
-        number = self._shares[share].frontier * len(self._shares) + share
-        self._given_up = (
-            f"nothing has come of item {number} of {self._reader} yet, while {MOST_AHEAD} items"
-            " after it are settled, and all of them would have to be read again to resume; see what"
-            " holds it, such as a group that is never full"
-        )
-        if self._is_needed:
-            raise LoaderError(self._given_up)
-        self._shares = [Settled() for _ in self._shares]
 
 
 class Told(NamedTuple):
@@ -528,7 +545,9 @@ class Telling(Ledger):
     """
 
     def __init__(self, share: Settled, tell: Callable[[], object]) -> None:
-        super().__init__(int, [share], is_needed=False)
+        super().__init__(int, [share])
+        # The loader does.
+        self._has_warned = True
         self._tell = tell
         self._told_at = monotonic()
         self._sent: deque[Key] = deque()

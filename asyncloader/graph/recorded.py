@@ -132,8 +132,7 @@ def as_recorded(end: Any) -> Any:
     if first is None:
         return end
     pipes = section(graph, first)
-    is_needed = unrepeatable(graph) is not None
-    numbering = Numbering(first.source, first, is_needed=is_needed)
+    numbering = Numbering(first.source, first)
     end = replaced(end, first.source, numbering)
     end, last = _in_stages(end, pipes[: _count_of_recorded(pipes)])
     return replaced(end, last, Settling(last, numbering))

@@ -213,17 +213,21 @@ def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: in
 def joined_shares(shares: Sequence[Settled]) -> Settled:
     """Return what is settled of a whole, given its shares: each has every n-th number.
 
-    >>> joined_shares([Settled(3), Settled(1, [2])]).plain()
+    >>> joined_shares([Settled(3), Settled(3, [1])]).plain()
     (3, [[4, 2]], [])
     """
     count = len(shares)
-    numbers = [(share.frontier * count + at, at, share) for at, share in enumerate(shares)]
-    frontier = min(number for number, *_ in numbers)
-    whole = Settled(frontier)
-    for first, at, share in numbers:
-        # Its settled numbers from the whole's frontier on.
-        whole.beyond.update(range(frontier + (at - frontier) % count, first, count))
-        whole.beyond.update(index * count + at for index in share.beyond)
+    # A share whose last number comes later has all of its own before the end.
+    end = max((share.end - 1) * count + at + 1 for at, share in enumerate(shares))
+    whole = Settled(
+        end,
+        (
+            index * count + at
+            for at, share in enumerate(shares)
+            for index in (*share.unsettled, *range(share.end, len(range(at, end, count))))
+        ),
+    )
+    for at, share in enumerate(shares):
         whole.parts |= {index * count + at: parts for index, parts in share.parts.items()}
     return whole
 
@@ -231,18 +235,16 @@ def joined_shares(shares: Sequence[Settled]) -> Settled:
 def shared(whole: Settled, count: int) -> list[Settled]:
     """Return what is settled of each of so many shares.
 
-    >>> [share.plain() for share in shared(Settled(3, [4, 5]), 2)]
+    >>> [share.plain() for share in shared(Settled(6, [3]), 2)]
     [(3, [], []), (1, [[2, 1]], [])]
     """
     shares = []
     for at in range(count):
-        # How many of the share's numbers come before the whole's frontier.
-        share = Settled(len(range(at, whole.frontier, count)))
-        share.beyond.update(number // count for number in whole.beyond if number % count == at)
+        own = (number // count for number in whole.unsettled if number % count == at)
+        share = Settled(len(range(at, whole.end, count)), own)
         share.parts = {
             number // count: parts for number, parts in whole.parts.items() if number % count == at
         }
-        share.advance()
         shares.append(share)
     return shares
 
@@ -426,14 +428,19 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
         for rank, each in enumerate(moment)
     ]
     numbers = [order.number(record.settled.frontier) for order, record in records]
-    frontier = min(numbers)
-    whole = Settled(frontier)
+    end = max(order.number(record.settled.end - 1) + 1 for order, record in records)
+    whole = Settled(
+        end,
+        (
+            order.number(index)
+            for order, record in records
+            for index in (*record.settled.unsettled, *range(record.settled.end, order.before(end)))
+        ),
+    )
     for order, record in records:
-        whole.beyond.update(order.numbers_between(frontier, record.settled.frontier))
-        whole.beyond.update(map(order.number, record.settled.beyond))
         whole.parts |= {order.number(at): parts for at, parts in record.settled.parts.items()}
     above = _numbers_above(division)
-    behind = records[numbers.index(frontier)][1].above
+    behind = records[numbers.index(min(numbers))][1].above
     own_above = {number: cursor for number, cursor in behind.items() if number in above}
     own = RankOrder(role.rank, role.ranks, _block_size(graph, division, role.workers))
     # Each number is counted once, whoever has left it out.
@@ -501,19 +508,16 @@ class RankOrder(NamedTuple):
         rounds, rank = divmod(blocks, self.ranks)
         return rounds * self.block + rest if rank == self.rank else None
 
-    def numbers_between(self, frontier: int, end: int) -> Iterator[int]:
-        """Yield the numbers of the whole, from ``frontier`` on, of the rank's first ``end``."""
-        before = items_before(frontier, self.rank, self.ranks, self.block)
-        return map(self.number, range(before, end))
+    def before(self, number: int) -> int:
+        """Return how many of the rank's items come before a number of the whole."""
+        return items_before(number, self.rank, self.ranks, self.block)
 
     def share_of(self, whole: Settled) -> Settled:
         """Return what of the rank's share is settled."""
-        share = Settled(items_before(whole.frontier, self.rank, self.ranks, self.block))
-        indices = map(self.own_index, whole.beyond)
-        share.beyond.update(index for index in indices if index is not None)
+        indices = map(self.own_index, whole.unsettled)
+        share = Settled(self.before(whole.end), (each for each in indices if each is not None))
         own = ((self.own_index(number), parts) for number, parts in whole.parts.items())
         share.parts = {index: parts for index, parts in own if index is not None}
-        share.advance()
         return share
 
 

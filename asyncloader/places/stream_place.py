@@ -32,7 +32,6 @@ from asyncloader.datapipes.running.cursor_forms import (
 from asyncloader.datapipes.running.cursor_history import thinned
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.settled import (
-    MOST_AHEAD,
     NOTHING_SETTLED,
     Ledger,
     SettledRuns,
@@ -222,8 +221,6 @@ class SharesRecorded(Fields):
     def check(self, pipe: PartFacts) -> Iterator[str]:
         for share in self.shares:
             yield from contradictions(tuple(share))
-        if sum(length for _, runs, _ in self.shares for _, length in runs) > MOST_AHEAD:
-            yield f"at most {MOST_AHEAD} items are settled after others that are not"
         pairs = zip(self.shares, self.marks, strict=True)
         if any(mark[0] > share[0] for share, mark in pairs):
             yield "a worker makes all items again that are not settled"

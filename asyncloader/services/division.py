@@ -40,7 +40,6 @@ from asyncloader.graph.recorded import (
     as_recorded,
     recorded_behind,
     recorded_in_worker,
-    unrepeatable,
 )
 from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.graph.settings import SharedPipes
@@ -152,7 +151,6 @@ def divide(
             outlet.is_counted = as_ready and not tells
             outlet.is_numbered = as_ready or tells
             outlet.settles = is_for_restart and outlet.is_numbered
-            outlet.is_needed = unrepeatable(graph) is not None
             outlet.length = _dealt_length(end, dispatch, num_workers)
         outlets.append(outlet)
         ends.append(end)

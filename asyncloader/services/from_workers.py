@@ -71,8 +71,6 @@ class FromWorkers(IterDataPipe[Any]):
         self.is_numbered = self.settles = False
         #: Whether the numbers of a worker's items are those in which it sends them, one by one.
         self.is_counted = False
-        #: Whether the section is there for functions that do not repeat, and not for an order only.
-        self.is_needed = False
         self.stream: WorkerStream | None = None
         self._begun: WorkerStream | None = None
         # Pipes that a reading service added have no number.
@@ -293,7 +291,6 @@ class RecordedPass(FromWorkersPass):
             shares,
             left_out,
             reader=pipe.part,
-            is_needed=pipe.is_needed,
             kept=kept,
         )
 

@@ -60,7 +60,7 @@ class ShareRecord:
         # of those that came and were not taken.
         self._next = start.mark.position
         self._known = Settled.of(start.settled or NOTHING_SETTLED)
-        self._known_before = self._known.end()
+        self._known_before = self._known.end
         self._arrived: deque[range] = deque()
         self._taken = start.position
         #: The items that have come, or were left out: no other worker makes them again.
@@ -118,8 +118,8 @@ class ShareRecord:
     def come(self) -> Iterator[int]:
         """Yield the numbers that have come, from the lowest that is not settled on."""
         first = self.ledger.frontier(self._share)
-        yield from map(self._number_of, range(first, self._come.frontier))
-        yield from map(self._number_of, self._come.beyond)
+        come = self._come
+        yield from (self._number_of(index) for index in range(first, come.end) if index in come)
 
     def mark_at(self, frontier: int) -> Mark:
         """Return the newest mark from which all items from ``frontier`` on are made again."""

@@ -69,9 +69,9 @@ class Marker:
         self._settled = settled
         # Of items that are counted as they are sent: those that are settled.
         self._known = Settled.of(settled or NOTHING_SETTLED)
-        self._known_before = self._known.end()
+        self._known_before = self._known.end
         if settled is not None and not prepared.pipes.tells:
-            self._unwanted = max(self._known.frontier - mark.position, 0) + len(self._known.beyond)
+            self._unwanted = max(self._known.frontier - mark.position, 0) + self._known.ahead()
         #: How many items of the epoch's stream come before the first that is sent, or were settled.
         self.first = mark.position + self._unwanted
 
@@ -92,7 +92,7 @@ class Marker:
             self._unrecorded, self.tells = pickle.dumps(pipes.unrecorded, protocol=5), True
         if mark.position:
             run.resume(mark.position, mark.cursors)
-        if self._known.beyond:
+        if self._known.unsettled:
             return self._without_known(run.begin())
         return dropped(run.begin(), self._unwanted)
 

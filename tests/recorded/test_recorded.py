@@ -26,6 +26,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.refusals import Purpose, refusals
+from asyncloader.places.snapshot import checksum
 from asyncloader.workers.inbox import ShareRecord
 from tests.processes.scripts import ROOT
 from tests.recorded.lines import settled_in
@@ -405,25 +406,59 @@ def test_memory_and_states_stay_small_over_a_long_epoch():
     assert max(lengths) < 10_000
 
 
-def test_an_item_of_which_nothing_comes_is_named_before_a_state_would_be_too_large(monkeypatch):
-    monkeypatch.setattr(settled, "MOST_AHEAD", 1000)
-    graph = begun(5000).groupby(lambda item: item == 70, group_size=5)
-    with DataLoader2(graph) as loader, pytest.raises(LoaderError) as caught:
-        list(loader)
-    assert "nothing has come of item 70 of map(same" in str(caught.value)
+STUCK = {
+    "repeatable=False": lambda: begun(5000),
+    "ordered=False": lambda: IterableWrapper(range(5000)).thread_map(
+        same, concurrency=1, ordered=False
+    ),
+}
 
 
-def test_where_only_the_order_is_lost_such_an_item_ends_no_run_but_its_state(monkeypatch):
-    monkeypatch.setattr(settled, "MOST_AHEAD", 1000)
-    graph = IterableWrapper(range(5000)).thread_map(same, concurrency=1, ordered=False)
-    with DataLoader2(graph.groupby(lambda item: item == 70, group_size=5)) as loader:
-        assert sum(map(len, loader)) == 5000
-    with DataLoader2(graph.groupby(lambda item: item == 70, group_size=5)) as loader:
+@pytest.mark.parametrize("kind", STUCK)
+def test_an_item_of_which_nothing_comes_is_named_once_and_the_run_goes_on(
+    kind, monkeypatch, caplog
+):
+    monkeypatch.setattr(settled, "FAR_AHEAD", 1000)
+    graph = STUCK[kind]().groupby(lambda item: item == 70, group_size=5)
+    with DataLoader2(graph) as loader:
         items = iter(loader)
-        for _ in range(500):
+        seen = [next(items) for _ in range(900)]
+        state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+        rest = list(items)
+    assert sorted(item for group in seen + rest for item in group) == list(range(5000))
+    (record,) = caplog.records
+    assert "nothing has come of item 70 of " in record.getMessage()
+    # One number is not settled, so the state is small however much is behind it.
+    assert len(json.dumps(state["position"])) < 1000
+    with DataLoader2(graph) as loader:
+        loader.load_state_dict(state)
+        seen += loader
+    assert sorted(item for group in seen for item in group) == list(range(5000))
+
+
+def test_more_items_in_flight_than_a_state_may_say_are_refused_when_it_is_taken(monkeypatch):
+    monkeypatch.setattr(settled, "MOST_UNSETTLED", 1000)
+    with DataLoader2(begun(5000).shuffle(buffer_size=2000)) as loader:
+        items = iter(loader)
+        for _ in range(200):
             next(items)
-        with pytest.raises(SnapshotError, match="nothing has come of item 70 of thread_map"):
+        with pytest.raises(SnapshotError, match=r"items of map\(same.* are in flight behind it"):
             loader.state_dict()
+        rest = list(items)
+    assert len(rest) == 4800
+
+
+def test_a_state_in_which_more_are_in_flight_than_can_be_is_refused():
+    with DataLoader2(begun()) as loader:
+        next(iter(loader))
+        state = loader.state_dict(include_datapipe=False)
+    cursors = json.loads(state["position"]["cursors"])
+    (own,) = [cursor for cursor in cursors.values() if "frontier" in cursor]
+    own["settled"] = [[10**12, 1]]
+    state["position"]["cursors"] = json.dumps(cursors)
+    state["checksums"]["position"] = checksum(state["position"])
+    with DataLoader2(begun()) as loader, pytest.raises(SnapshotError, match="at most 1000000 numb"):
+        loader.load_state_dict(state)
 
 
 # Kept results ---------------------------------------------------------------------------
