@@ -27,6 +27,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
+from itertools import chain
 from types import NoneType
 from typing import (
     Annotated,
@@ -348,8 +349,12 @@ def _copied(value: Any) -> Any:
     """Return plain data that later changes of lists and dicts in these leave as it is."""
     if type(value) is list:
         # Those of many numbers are copied at once.
-        is_flat = _CONTAINERS.isdisjoint(map(type, value))
-        return [*value] if is_flat else [_copied(each) for each in value]
+        kinds = set(map(type, value))
+        if _CONTAINERS.isdisjoint(kinds):
+            return [*value]
+        if kinds == {list} and _CONTAINERS.isdisjoint(map(type, chain.from_iterable(value))):
+            return list(map(list, value))
+        return [_copied(each) for each in value]
     if type(value) is dict:
         return {name: _copied(each) for name, each in value.items()}
     return value
