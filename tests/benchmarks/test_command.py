@@ -9,6 +9,7 @@ import pytest
 
 from tests.benchmarks.__main__ import all_comparisons, with_peers, workloads
 from tests.benchmarks.environments import ROOT
+from tests.benchmarks.sizes import QUICK
 
 
 def run_command(*arguments):
@@ -85,3 +86,12 @@ def test_an_earlier_version_stands_beside_each_case_of_ours():
     assert "    earlier asyncloader, for" in said
     assert "    earlier asyncloader, async for" in said
     assert "earlier limit" not in said
+
+
+def test_what_recording_costs_is_printed():
+    command = [sys.executable, "-m", "tests.benchmarks.recorded"]
+    quick = os.environ | {QUICK: "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quick, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "map, filter, batch" in done.stdout
+    assert "10,000 in 2 workers" in done.stdout
