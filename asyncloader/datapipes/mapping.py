@@ -27,10 +27,9 @@ from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.patterns import Applier
-from asyncloader.datapipes.recording import on_numbered
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.sources import iterable_source, keyed_source
-from asyncloader.datapipes.tolerance import OnError, RecordedTolerance, checked_keeping
+from asyncloader.datapipes.tolerance import OnError, checked_keeping
 
 T = TypeVar("T")
 
@@ -175,11 +174,6 @@ class Mapper(Applier[T]):
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         self._apply = wrap(self._apply)
         return self.tolerance.is_strict
-
-    def in_section(self) -> Mapper[T]:
-        self.carry(functools.partial(on_numbered, pipe=self))
-        self.tolerance = RecordedTolerance.of(self.tolerance)
-        return self
 
     def function(self) -> Callable[[Any], Any]:
         return self._apply

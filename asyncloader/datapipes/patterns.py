@@ -22,6 +22,7 @@ from asyncloader.datapipes.base import IterDataPipe, is_pipe
 from asyncloader.datapipes.call import blame, calling, unawaited
 from asyncloader.datapipes.edges import EndedBranches, beginning, edges_of, resume_one
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
+from asyncloader.datapipes.recording import on_numbered
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
@@ -39,7 +40,13 @@ from asyncloader.datapipes.running.run import CountedPass, Edge, Pass
 from asyncloader.datapipes.running.traits import setting
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
+from asyncloader.datapipes.tolerance import (
+    SKIPPED,
+    OnError,
+    RecordedTolerance,
+    Tolerance,
+    stand_in,
+)
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
@@ -354,6 +361,9 @@ class Applier(OneToOne, Pipe[T]):
 
     makes_again = False
 
+    #: Whether its items are numbered.
+    _is_in_section = False
+
     def __init__(
         self, datapipe: Iterable[Any], *, on_error: OnError, max_errors: int | None
     ) -> None:
@@ -365,6 +375,15 @@ class Applier(OneToOne, Pipe[T]):
     def function(self) -> Callable[[Any], Any]:
         """Return the function to call with each item."""
         raise NotImplementedError
+
+    def in_section(self) -> Any:
+        self._is_in_section = True
+        self.tolerance = RecordedTolerance.of(self.tolerance)
+        return self
+
+    def _applied(self) -> Callable[[Any], Any]:
+        function = self.function()
+        return on_numbered(function, self) if self._is_in_section else function
 
     def new_pass(self, edge: Edge[Any]) -> Pass[T]:
         # With one result for each item no counts are needed; with skipped items they are.
@@ -378,7 +397,7 @@ class Applier(OneToOne, Pipe[T]):
         return self.tolerance.is_strict and super().picks()
 
     def results(self, source: Edge[Any]) -> Iterator[T]:
-        with calling(self.function(), self) as apply:
+        with calling(self._applied(), self) as apply:
             for item in source.begin():
                 # The body of answer_of: a call for each item would be slower.
                 try:
@@ -393,7 +412,7 @@ class Applier(OneToOne, Pipe[T]):
                 del item, result
 
     def run(self, source: Edge[Any], state: Sieved) -> Iterator[T]:
-        with calling(self.function(), self) as apply:
+        with calling(self._applied(), self) as apply:
             for item in source:
                 try:
                     result = apply(item)

@@ -41,6 +41,7 @@ from asyncloader.datapipes.running.traits import (
     is_async_pipe,
     is_ours,
     is_replicable,
+    keeps_results,
     waits,
 )
 from asyncloader.datapipes.settled import (
@@ -426,7 +427,7 @@ def on_numbered(function: Callable[[Any], Any], pipe: Any) -> Callable[[Numbered
     If the pipe is to keep its results, it is not called for items whose result was kept.
     """
     number = number_of(pipe)
-    if pipe.keep_results and number is not None:
+    if keeps_results(pipe) and number is not None:
         return _keeping(function, pipe, number)
 
     def called(numbered: NumberedItem) -> NumberedItem:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import io
 import json
 import os
 import random
@@ -197,6 +199,37 @@ def test_what_has_come_from_workers_and_is_not_delivered_at_the_end_of_a_header_
     with in_workers(graph.batch(2, across_workers=True).header(9)) as loader:
         loader.load_state_dict(state)
         assert list(loader) == batches[7:]
+
+
+FAILING = {
+    "parse_json_files": (
+        lambda pipe, on_error: pipe.parse_json_files(on_error=on_error),
+        [("a", b"1"), ("b", b"{"), ("c", b"[3]")],
+    ),
+    "decompress": (
+        lambda pipe, on_error: pipe.decompress(on_error=on_error).map(path_of),
+        [("a.gz", gzip.compress(b"1")), ("b", b"2"), ("c.gz", gzip.compress(b"3"))],
+    ),
+}
+
+
+def path_of(pair):
+    return pair[0]
+
+
+def opened(pair):
+    return pair[0], io.BytesIO(pair[1])
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_what_a_pipe_of_files_fails_on_is_left_out_or_replaced(name):
+    make, files = FAILING[name]
+    pipe = IterableWrapper(files).map(opened, repeatable=False)
+    with DataLoader2(make(pipe, "skip")) as loader:
+        assert [loader.numbers for _ in loader] == [(0,), (2,)]
+        assert loader.stats().left_out == {"error": 1}
+    with DataLoader2(make(pipe, lambda error, pair: pair)) as loader:
+        assert [loader.numbers for _ in loader] == [(0,), (1,), (2,)]
 
 
 def test_numbers_are_the_places_of_items_in_the_stream_before():
