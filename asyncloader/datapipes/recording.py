@@ -337,6 +337,9 @@ class ExpandingPass(StagePass):
     ) -> Iterator[NumberedItem]:
         number, ledger = numbered.key, numbered.ledger
         assert isinstance(number, int)
+        own = number_of(self.pipe)
+        # Those of earlier runs count as well.
+        self.errors = errors = self.errors or ledger.failed_before(own)
         known = ledger.settled_parts(number)
         first = next(index for index in count() if index not in known)
         at = first - 1
@@ -355,6 +358,8 @@ class ExpandingPass(StagePass):
                 f" but {stage_name(self.pipe)} makes only {at + 1} parts of it now; its functions"
                 " have to repeat"
             )
+        if self.errors > errors:
+            ledger.note_failure(own, number)
         if at < 0:
             ledger.leave_out(number, Reason.EMPTY)
         else:

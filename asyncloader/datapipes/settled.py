@@ -39,6 +39,9 @@ logger = logging.getLogger("asyncloader")
 #: So many numbers may be read and not be settled where a state is taken.
 MOST_UNSETTLED = 1_000_000
 
+#: A graph has fewer pipes.
+MOST_PIPES = 100_000
+
 #: If so many are read after one that is not settled, the log names it: a resume reads all again.
 FAR_AHEAD = 100_000
 
@@ -81,6 +84,11 @@ def reasons_form(value: Any, where: str, form_of: FormOf) -> None:
     list_of(row(_text, COUNT), most=100)(value, where, form_of)
 
 
+def failed_form(value: Any, where: str, form_of: FormOf) -> None:
+    """On how many items pipes failed: the number of each pipe, and the count."""
+    list_of(row(COUNT, COUNT), most=MOST_PIPES)(value, where, form_of)
+
+
 def kept_form(value: Any, where: str, form_of: FormOf) -> None:
     """The results of pipes for numbers: a pipe, a number and the result."""
     list_of(row(COUNT, COUNT, anything), most=MOST_UNSETTLED)(value, where, form_of)
@@ -91,12 +99,19 @@ def _text(value: Any, where: str, form_of: FormOf) -> None:
         refuse(where, "a text", value)
 
 
-#: The first number that is not settled, runs of those settled after it, and of numbers of which
-#: only some parts are settled the runs of those.
-SettledRuns = tuple[int, list[list[int]], list[list[Any]]]
+class SettledRuns(NamedTuple):
+    """What ``Settled`` knows, as plain data."""
+
+    #: The first number that is not settled, and runs of those settled after it.
+    frontier: int
+    runs: list[list[int]]
+    #: Of numbers of which only some parts are settled the runs of those.
+    parts: list[list[Any]]
+    #: On how many of the settled numbers' items each pipe failed.
+    failed: Sequence[Sequence[int]] = ()
 
 
-NOTHING_SETTLED: SettledRuns = (0, [], [])
+NOTHING_SETTLED = SettledRuns(0, [], [], [])
 
 
 class Recorded(Fields):
@@ -104,7 +119,8 @@ class Recorded(Fields):
 
     All before ``frontier`` are settled; ``settled`` are runs of those after it. Of the numbers in
     ``parts`` only those parts are settled. ``kept`` are results of numbers that are not settled,
-    each with the number of the pipe whose function made it.
+    each with the number of the pipe whose function made it. ``failed`` says on how many items each
+    pipe has failed.
     """
 
     frontier: Count = 0
@@ -112,23 +128,27 @@ class Recorded(Fields):
     parts: Annotated[list[list[Any]], parts_form] = field(default_factory=list)
     left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
     kept: Annotated[list[list[Any]], kept_form] | None = None
+    failed: Annotated[Sequence[Sequence[int]], failed_form] | None = None
 
     @classmethod
     def of(
         cls, settled: SettledRuns, left_out: list[list[Any]], kept: list[list[Any]] | None = None
     ) -> Recorded:
         """Return the place where so much is settled, and was left out, with what is kept."""
-        frontier, runs, parts = settled
+        frontier, runs, parts, failed = settled
         found = cls(frontier=frontier, settled=runs, parts=parts, left_out=left_out)
-        found.kept = kept or None
+        found.kept, found.failed = kept or None, failed or None
         return found
 
     def check(self, pipe: Any) -> Iterator[str]:
-        yield from contradictions((self.frontier, self.settled, self.parts))
+        yield from contradictions(self._runs())
 
     def numbers(self) -> Settled:
         """Return which numbers are settled."""
-        return Settled.of((self.frontier, self.settled, self.parts))
+        return Settled.of(self._runs())
+
+    def _runs(self) -> SettledRuns:
+        return SettledRuns(self.frontier, self.settled, self.parts, self.failed or [])
 
 
 def of_now(form: Form) -> Form:
@@ -147,7 +167,7 @@ def of_now(form: Form) -> Form:
 
 def contradictions(settled: SettledRuns) -> Iterator[str]:
     """Yield what cannot be true of what a state says of a section."""
-    frontier, runs, parts = settled
+    frontier, runs, parts, _ = settled
     if runs and runs[0][0] <= frontier:
         yield "the frontier is the first number that is not settled"
     if runs and sum(runs[-1]) - frontier - sum(map(itemgetter(1), runs)) > MOST_UNSETTLED:
@@ -180,7 +200,7 @@ class Settled:
     were made is settled once all of them are.
     """
 
-    __slots__ = ("end", "frontier", "parts", "totals", "unsettled")
+    __slots__ = ("end", "failed", "frontier", "parts", "totals", "unsettled")
 
     def __init__(self, end: int = 0, unsettled: Iterable[int] = ()) -> None:
         self.end = end
@@ -190,12 +210,16 @@ class Settled:
         #: The settled parts of numbers, and how many parts there are where that is known.
         self.parts: dict[int, set[int]] = {}
         self.totals: dict[int, int] = {}
+        #: On how many of the settled ones each pipe failed, by its number.
+        self.failed: Counter[int] = Counter()
 
     @classmethod
     def of(cls, settled: SettledRuns) -> Settled:
         """Return what ``plain`` gave."""
-        frontier, runs, parts = settled
+        frontier, runs, parts, failed = settled
         found = cls(frontier)
+        for pipe, count in failed:
+            found.failed[pipe] = count
         for first, length in runs:
             found.add_run(first, length)
         found.parts = {number: set(_in_runs(own)) for number, own in parts}
@@ -209,7 +233,8 @@ class Settled:
                 runs.append([first, number - first])
             first = number + 1
         parts = [[number, _runs(own)] for number, own in sorted(self.parts.items())]
-        return self.frontier, runs, parts
+        failed = [[pipe, count] for pipe, count in sorted(self.failed.items())]
+        return SettledRuns(self.frontier, runs, parts, failed)
 
     def add(self, element: Element) -> None:
         """Settle a number, or a part of one."""
@@ -323,6 +348,9 @@ class Ledger:
         self._kept: dict[int, dict[int, Any]] = {}
         for pipe, number, result in kept:
             self._kept.setdefault(number, {})[pipe] = result
+        # On how many items pipes had failed before, and which have on those that are not settled.
+        self._failed_before: Counter[int] = sum((share.failed for share in shares), Counter())
+        self._failing: dict[int, set[int]] = {}
         self._left_out: Counter[str] = Counter(dict(map(tuple, left_out)))
         # The numbers of the items that have left the section and are not settled, oldest first;
         # of several items in a row it may be a range.
@@ -393,6 +421,25 @@ class Ledger:
         with self._lock:
             if not self._is_over:
                 self._kept.setdefault(number, {})[pipe] = result
+
+    def failed_before(self, pipe: int | None) -> int:
+        """Return on how many items a pipe had failed when this began."""
+        return 0 if pipe is None else self._failed_before[pipe]
+
+    def note_failure(self, pipe: int | None, key: Key) -> None:
+        """Count a failure of a pipe's function, once its item is settled."""
+        with self._lock:
+            if pipe is not None and not self._is_over:
+                self._failing.setdefault(item_numbers(key)[0], set()).add(pipe)
+
+    def failures(self, share: int) -> Counter[int]:
+        """Return on how many of a share's items each pipe has failed by now."""
+        with self._lock:
+            found = self._shares[share].failed.copy()
+            for number, pipes in self._failing.items():
+                if number % len(self._shares) == share:
+                    found.update(pipes)
+            return found
 
     def kept_results(self, number: int) -> dict[int, Any]:
         """Return the results that are kept for an item, by the numbers of the pipes."""
@@ -511,14 +558,15 @@ class Ledger:
             else:
                 index, share = divmod(element.number, len(shares))
                 shares[share].add(ItemPart(index, element.at))
-            if self._kept:
+            if self._kept or self._failing:
                 number = element if isinstance(element, int) else element.number
                 self._forget(number, index, share)
 
     def _forget(self, number: int, index: int, share: int) -> None:
-        """Forget what was kept of a number, if it is settled now."""
+        """Forget what was kept of a number, and count its failures, if it is settled now."""
         if index in self._shares[share]:
             self._kept.pop(number, None)
+            self._shares[share].failed.update(self._failing.pop(number, ()))
 
 
 class Told(NamedTuple):
@@ -530,6 +578,8 @@ class Told(NamedTuple):
     left_out: list[tuple[str, Key]]
     #: Of which numbers so many parts were made, and no more.
     ends: list[tuple[int, int]]
+    #: Which pipes have failed on the items of which numbers.
+    failed: list[tuple[int, int]]
     #: The name of a pipe because of which the numbers say nothing, or "".
     unrecorded: str = ""
 
@@ -553,6 +603,12 @@ class Telling(Ledger):
         self._sent: deque[Key] = deque()
         self._left: list[tuple[str, Key]] = []
         self._ends: list[tuple[int, int]] = []
+        self._failed: list[tuple[int, int]] = []
+
+    def note_failure(self, pipe: int | None, key: Key) -> None:
+        if pipe is not None:
+            with self._lock:
+                self._failed.append((pipe, item_numbers(key)[0]))
 
     def hand_on(self, key: Key) -> None:
         with self._lock:
@@ -579,4 +635,5 @@ class Telling(Ledger):
                 return None
             left, self._left = self._left, []
             ends, self._ends = self._ends, []
-            return Told([self._sent.popleft() for _ in range(count)], left, ends)
+            failed, self._failed = self._failed, []
+            return Told([self._sent.popleft() for _ in range(count)], left, ends, failed)

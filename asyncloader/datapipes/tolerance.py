@@ -144,13 +144,15 @@ class RecordedTolerance(Tolerance):
 
     def answer(self, pipe: object, failure: Failure, errors: int) -> Any:
         numbered = failure.item
+        number, ledger = number_of(pipe), numbered.ledger
+        errors += ledger.failed_before(number)
         result = super().answer(pipe, Failure(failure.error, numbered.item), errors)
+        ledger.note_failure(number, numbered.key)
         if result is SKIPPED:
             numbered.leave_out("error")
             return SKIPPED
-        number = number_of(pipe)
         if keeps_results(pipe) and number is not None:
-            numbered.ledger.keep(number, numbered.key, result)
+            ledger.keep(number, numbered.key, result)
         return self.answered(numbered, result)
 
     def answered(self, numbered: Any, result: Any) -> Any:

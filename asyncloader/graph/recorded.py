@@ -200,9 +200,17 @@ def counts_all(pipe: Any) -> bool:
 def _count_of_recorded(pipes: Sequence[Any]) -> int:
     """Return how many pipes there are up to the last that does not yield one item for each.
 
-    The first counts in any case, and so does one that changes the order.
+    The first counts in any case, and so does one that changes the order, or counts errors.
     """
-    return 1 + max(at for at, pipe in enumerate(pipes) if not (at and _keeps_places(pipe)))
+    return 1 + max(
+        at
+        for at, pipe in enumerate(pipes)
+        if not (at and _keeps_places(pipe)) or _counts_errors(pipe)
+    )
+
+
+def _counts_errors(pipe: Any) -> bool:
+    return is_ours(pipe) and setting(pipe, "max_errors", None) is not None
 
 
 def _keeps_places(pipe: Any) -> bool:

@@ -42,7 +42,7 @@ from asyncloader.datapipes.running.traits import (
     stands_in_for_dealt,
     takes_turns,
 )
-from asyncloader.datapipes.settled import Recorded, Settled
+from asyncloader.datapipes.settled import Recorded, Settled, SettledRuns
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
@@ -181,7 +181,7 @@ def _whole_record(
         own_above = {number: cursor for number, cursor in cursors.items() if number in above}
         return WholeRecord(record.numbers(), record.left_out, record.kept or [], own_above)
     own = cursors[_number(part.end)]
-    shares = [Settled.of(tuple(share)) for share in own["shares"]]
+    shares = [Settled.of(SettledRuns(*share)) for share in own["shares"]]
     place = place_of_shares(own)
     if place.deal is not None:
         own_above = place.deal.mark.cursors
@@ -213,8 +213,8 @@ def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: in
 def joined_shares(shares: Sequence[Settled]) -> Settled:
     """Return what is settled of a whole, given its shares: each has every n-th number.
 
-    >>> joined_shares([Settled(3), Settled(3, [1])]).plain()
-    (3, [[4, 2]], [])
+    >>> joined_shares([Settled(3), Settled(3, [1])]).plain().runs
+    [[4, 2]]
     """
     count = len(shares)
     # A share whose last number comes later has all of its own before the end.
@@ -229,14 +229,15 @@ def joined_shares(shares: Sequence[Settled]) -> Settled:
     )
     for at, share in enumerate(shares):
         whole.parts |= {index * count + at: parts for index, parts in share.parts.items()}
+        whole.failed.update(share.failed)
     return whole
 
 
 def shared(whole: Settled, count: int) -> list[Settled]:
     """Return what is settled of each of so many shares.
 
-    >>> [share.plain() for share in shared(Settled(6, [3]), 2)]
-    [(3, [], []), (1, [[2, 1]], [])]
+    >>> [(share.frontier, share.plain().runs) for share in shared(Settled(6, [3]), 2)]
+    [(3, []), (1, [[2, 1]])]
     """
     shares = []
     for at in range(count):
@@ -245,8 +246,18 @@ def shared(whole: Settled, count: int) -> list[Settled]:
         share.parts = {
             number // count: parts for number, parts in whole.parts.items() if number % count == at
         }
+        share.failed = part_of(whole.failed, at, count)
         shares.append(share)
     return shares
+
+
+def part_of(counts: Counter[int], at: int, count: int) -> Counter[int]:
+    """Return the counts of one of several, so that together they have these.
+
+    >>> [part_of(Counter({7: 5}), at, 2) for at in range(2)]
+    [Counter({7: 3}), Counter({7: 2})]
+    """
+    return Counter({name: len(range(at, number, count)) for name, number in counts.items()})
 
 
 def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:
@@ -439,6 +450,7 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     )
     for order, record in records:
         whole.parts |= {order.number(at): parts for at, parts in record.settled.parts.items()}
+        whole.failed.update(record.settled.failed)
     above = _numbers_above(division)
     behind = records[numbers.index(min(numbers))][1].above
     own_above = {number: cursor for number, cursor in behind.items() if number in above}
@@ -518,6 +530,7 @@ class RankOrder(NamedTuple):
         share = Settled(self.before(whole.end), (each for each in indices if each is not None))
         own = ((self.own_index(number), parts) for number, parts in whole.parts.items())
         share.parts = {index: parts for index, parts in own if index is not None}
+        share.failed = part_of(whole.failed, self.rank, self.ranks)
         return share
 
 

@@ -36,6 +36,7 @@ from asyncloader.datapipes.settled import (
     Ledger,
     SettledRuns,
     contradictions,
+    failed_form,
     kept_form,
     of_now,
     parts_form,
@@ -195,7 +196,14 @@ def _is_dealt(marks: Iterable[Any], deal: list[Any] | None, dispatch: int) -> bo
 
 
 def _shares_form(part: PartFacts) -> Form:
-    return each_of(part.workers, row(COUNT, settled_form, parts_form))
+    share = row(COUNT, settled_form, parts_form)
+    with_failures = row(COUNT, settled_form, parts_form, failed_form)
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        has_failures = type(value) is list and len(value) == len(SettledRuns._fields)
+        (with_failures if has_failures else share)(value, where, form_of)
+
+    return each_of(part.workers, check)
 
 
 def _marks_form(part: PartFacts) -> Form:
@@ -220,7 +228,7 @@ class SharesRecorded(Fields):
 
     def check(self, pipe: PartFacts) -> Iterator[str]:
         for share in self.shares:
-            yield from contradictions(tuple(share))
+            yield from contradictions(SettledRuns(*share))
         pairs = zip(self.shares, self.marks, strict=True)
         if any(mark[0] > share[0] for share, mark in pairs):
             yield "a worker makes all items again that are not settled"
@@ -263,7 +271,10 @@ def shares_recorded(
 ) -> Cursor:
     """Return such a place as a cursor."""
     cursor = SharesRecorded(
-        shares=list(map(list, shares)), marks=list(map(_plain_mark, marks)), left_out=left_out
+        # What no pipe has failed on says nothing of failures, as in states of before.
+        shares=[list(share if share.failed else share[:-1]) for share in shares],
+        marks=list(map(_plain_mark, marks)),
+        left_out=left_out,
     )
     cursor.kept = kept or None
     if deal is not None:
@@ -274,7 +285,7 @@ def shares_recorded(
 def place_of_shares(cursor: Cursor) -> StreamPlace:
     """Return where each worker resumes, given a cursor that was checked as ``SharesRecorded``."""
     pairs = zip(cursor["shares"], map(_mark, cursor["marks"]), strict=True)
-    starts = tuple(WorkerStart(mark, 0, tuple(share)) for share, mark in pairs)
+    starts = tuple(WorkerStart(mark, 0, SettledRuns(*share)) for share, mark in pairs)
     return StreamPlace(starts, tuple(range(len(starts))), _deal_of(cursor))
 
 

@@ -23,7 +23,7 @@ from asyncloader.datapipes.running.cursors import (
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import cancelled
-from asyncloader.datapipes.settled import Ledger, Settled
+from asyncloader.datapipes.settled import Ledger, Settled, SettledRuns
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.places.elastic import spread_place
@@ -334,7 +334,7 @@ class RecordedPass(FromWorkersPass):
             raise self.pipe.read_twice()
         if cursor is not None:
             self._begin_with(
-                [Settled.of(tuple(share)) for share in cursor["shares"]],
+                [Settled.of(SettledRuns(*share)) for share in cursor["shares"]],
                 cursor["left_out"],
                 cursor.get("kept", ()),
             )

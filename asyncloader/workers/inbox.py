@@ -77,7 +77,9 @@ class ShareRecord:
 
     def hear(self, told: Told) -> list[Key]:
         """Settle what was left out; return the numbers of the items that come."""
-        keys, left_out, ends, _ = told
+        keys, left_out, ends, failed, _ = told
+        for pipe, index in failed:
+            self.ledger.note_failure(pipe, self._number_of(index))
         numbers = list(map(self._number, keys))
         for key in keys:
             self._add(key)
@@ -128,6 +130,7 @@ class ShareRecord:
 
     def start_after_arrived(self) -> WorkerStart:
         """Return where another worker makes what has not come."""
+        self._come.failed = self.ledger.failures(self._share)
         return WorkerStart(self.mark_at(self._come.frontier), 0, self._come.plain())
 
     def _add(self, key: Key) -> None:

@@ -181,7 +181,7 @@ class Marker:
             return unrecorded
         if self._pipes.numbering is None:
             keys: list[Key] = list(islice(self._keys, count))
-            return pickle.dumps(Told(keys, [], [], self._pipes.unrecorded), protocol=5)
+            return pickle.dumps(Told(keys, [], [], [], self._pipes.unrecorded), protocol=5)
         numbered = self._numbered()
         ledger = None if numbered is None else numbered.ledger
         told = ledger.told(count) if isinstance(ledger, Telling) else None

@@ -26,7 +26,7 @@ from asyncloader import (
 from asyncloader.datapipes import settled
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
+from asyncloader.errors import LoaderError, SnapshotError, TooManyErrors, WorkerStartupError
 from asyncloader.graph.refusals import Purpose, refusals
 from asyncloader.places.snapshot import checksum
 from asyncloader.workers.inbox import ShareRecord
@@ -230,6 +230,64 @@ def test_what_a_pipe_of_files_fails_on_is_left_out_or_replaced(name):
         assert loader.stats().left_out == {"error": 1}
     with DataLoader2(make(pipe, lambda error, pair: pair)) as loader:
         assert [loader.numbers for _ in loader] == [(0,), (1,), (2,)]
+
+
+def fails_on_some(item):
+    if item % 10 == 3:
+        raise ValueError(item)
+    return item
+
+
+def is_number_unless_it_fails(item):
+    return fails_on_some(item) >= 0
+
+
+def pieces_or_none(item):
+    yield from (item, item)
+    fails_on_some(item)
+
+
+def ignored(error, item):
+    return True
+
+
+TOLERANT = {
+    "map": lambda pipe, on_error: pipe.map(
+        fails_on_some, on_error=on_error, max_errors=8, repeatable=False
+    ),
+    "async_map": lambda pipe, on_error: pipe.async_map(
+        soon, concurrency=4, ordered=False, repeatable=False
+    ).map(fails_on_some, on_error=on_error, max_errors=8),
+    "filter": lambda pipe, on_error: pipe.filter(
+        is_number_unless_it_fails, on_error=on_error, max_errors=8, repeatable=False
+    ),
+    "flatmap": lambda pipe, on_error: pipe.thread_map(same, ordered=False).flatmap(
+        pieces_or_none, on_error="skip", max_errors=8
+    ),
+}
+
+
+@pytest.mark.parametrize("on_error", ["skip", ignored])
+@pytest.mark.parametrize("workers", [(0, 0, 0), (2, 2, 2), (2, 0, 3)])
+@pytest.mark.parametrize("name", TOLERANT)
+def test_max_errors_counts_along_a_line_of_states(name, workers, on_error):
+    # All that fails is in the share of one of two workers.
+    graph = TOLERANT[name](IterableWrapper(range(1000)).sharding_filter(), on_error)
+    state, runs = None, 0
+    with pytest.raises(TooManyErrors) as caught:  # noqa: PT012 - one of the runs ends so
+        while runs < 30:
+            count = workers[runs % 3]
+            service = MultiProcessingReadingService(count) if count else None
+            with DataLoader2(graph, None, service) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                # Two or three fail in each run.
+                for _ in zip(range(25), loader, strict=False):
+                    pass
+                state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+                runs += 1
+    assert caught.value.errors >= 9
+    assert runs > 1
 
 
 def test_numbers_are_the_places_of_items_in_the_stream_before():
