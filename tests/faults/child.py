@@ -23,7 +23,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.leaks import leaves_nothing
 from tests.preloading import preload
-from tests.processes.stage import run_forked
+from tests.processes.stage import MODULES, run_forked
 
 METHODS = [None, "fork", "spawn", "forkserver"]
 
@@ -40,17 +40,14 @@ Scenes = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 def play(folder: Path, scene: Callable[..., Any], *args: Any, imports: str = "") -> str:
-    """Run a scene in a child process; return what it printed."""
+    """Run a scene in a child process, where a module was imported first; return what it printed."""
     return _play(folder, [(scene, args)], imports)
 
 
 def play_each(
     folder: Path, scene: Callable[..., Any], cases: list[tuple[Any, ...]], *, imports: str = ""
 ) -> str:
-    """Run a scene once for the arguments of each case, all in one child process.
-
-    A module that all of them need is imported there first, and for all workers at once.
-    """
+    """Run a scene once for the arguments of each case, all in one child process."""
     return _play(folder, [(scene, args) for args in cases], imports)
 
 
@@ -63,15 +60,14 @@ def _play(folder: Path, scenes: Scenes, imports: str = "") -> str:
     (module,) = {scene.__module__ for scene, _ in scenes}
     named = [(scene.__name__, args) for scene, args in scenes]
     call = f"{perform.__module__}:{perform.__name__}"
-    done = run_forked(folder, call, module, named, imports, limit=LIMIT_SECONDS)
+    imported = (*MODULES, imports) if imports else MODULES
+    done = run_forked(folder, call, module, named, limit=LIMIT_SECONDS, imported=imported)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr + done.stdout
     return done.stdout
 
 
-def perform(module: str, scenes: list[tuple[str, tuple[Any, ...]]], imports: str) -> None:
+def perform(module: str, scenes: list[tuple[str, tuple[Any, ...]]]) -> None:
     """In the child: warm up, and run the scenes, each of which must leave nothing behind."""
-    if imports:
-        importlib.import_module(imports)
     # A callback that is slow on a busy machine is no fault; errors are still printed.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     found = importlib.import_module(module)

@@ -1,9 +1,9 @@
 """Processes that need not import again what others like them have imported.
 
-This file is about ``run_forked``: one call in a process of its own, forked from an interpreter
-that runs under ``-W error`` and does nothing else. To start an interpreter and to import the
-package there takes longer than most calls do. Where a fresh interpreter is the subject, run a
-script.
+This file is about ``run_forked``, one call in a process of its own, and ``start_forked``, one that
+is talked with. Both are forked from an interpreter that runs under ``-W error`` and does nothing
+else. To start an interpreter and to import the package there takes longer than most calls do, and
+torch takes several times as long. Where a fresh interpreter is the subject, run a script.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 from tests.processes.scripts import ROOT
 from tests.processes.spare import keep_a_template
 
 #: What is imported there before the first fork, unless something else is asked for.
-_MODULES = ("pytest", "uvloop", "asyncloader.datapipes.iter", "tests.faults.child")
+MODULES = ("pytest", "uvloop", "asyncloader.datapipes.iter", "tests.faults.child")
 _MOST_BYTES = 1 << 17
 
 
 def run_forked(
-    folder: Path, call: str, *args: Any, limit: float, imported: tuple[str, ...] = _MODULES
+    folder: Path, call: str, *args: Any, limit: float, imported: tuple[str, ...] = MODULES
 ) -> subprocess.CompletedProcess[str]:
     """Call ``"package.module:function"`` with plain data in a process; return how that ended.
 
@@ -43,18 +44,19 @@ def run_forked(
     in the end.
     """
     output = folder / "stdout"
-    request = (call, args, limit, str(output), os.getcwd(), dict(os.environ))
     stage = _stage(imported)
-    try:
-        pid, stderr = stage.run(repr(request).encode(), limit + 5)
-        code = int(stage.control.recv(_MOST_BYTES))
-    except BaseException:
-        # Nobody knows what they would answer next.
-        _end_stages()
-        raise
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(call, code, output.read_text(), stderr)
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as stderr:
+        with open(output, "wb") as stdout, open(writing, "wb") as theirs, open(os.devnull) as null:
+            pid = stage.fork(call, args, (null, stdout, theirs), os.environ, limit)
+        try:
+            # Until all that hold it are gone.
+            said = _read(stderr.fileno(), limit + 5).decode()
+            code = stage.wait_for(pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(call, code, output.read_text(), said)
 
 
 def run_script_forked(
@@ -66,25 +68,57 @@ def run_script_forked(
         return run_forked(folder, call, str(script), limit=limit, imported=imported)
 
 
+def start_forked(
+    call: str,
+    *args: Any,
+    stderr: IO[str],
+    imported: tuple[str, ...],
+    environ: Mapping[str, str],
+) -> ForkedProcess:
+    """Call a function in a process that is told something by its stdin, and answers by stdout."""
+    stage = _stage(imported)
+    stdin, told = os.pipe()
+    answered, stdout = os.pipe()
+    with open(stdin) as theirs, open(stdout, "w") as answers:
+        pid = stage.fork(call, args, (theirs, answers, stderr), os.environ | environ)
+    return ForkedProcess(stage, pid, open(told, "w"), open(answered))
+
+
+class ForkedProcess:
+    """What ``subprocess.Popen`` is for a process that a stage has forked."""
+
+    def __init__(self, stage: Stage, pid: int, stdin: IO[str], stdout: IO[str]) -> None:
+        self._stage = stage
+        self._pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+
+    def end(self) -> int:
+        """Kill it, if it lives, and return how it ended; once."""
+        os.kill(self._pid, signal.SIGKILL)
+        with self.stdout, contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        return self._stage.wait_for(self._pid)
+
+
 _stages: dict[tuple[str, ...], Stage] = {}
+_choosing = threading.Lock()
 
 
 def _stage(imported: tuple[str, ...]) -> Stage:
-    if imported not in _stages:
-        _stages[imported] = Stage(imported)
-    return _stages[imported]
-
-
-def _end_stages() -> None:
-    while _stages:
-        _stages.popitem()[1].end()
+    with _choosing:
+        if imported not in _stages:
+            _stages[imported] = Stage(imported)
+        return _stages[imported]
 
 
 class Stage:
-    """The interpreter from which processes are forked, one at a time."""
+    """The interpreter from which processes are forked."""
 
     def __init__(self, imported: tuple[str, ...]) -> None:
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._imported = imported
+        self._asking = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "error", "-c", _PROGRAM, str(theirs.fileno()), *imported],
@@ -94,24 +128,37 @@ class Stage:
             )
         atexit.register(self.end)
 
-    def run(self, request: bytes, limit: float) -> tuple[int, str]:
-        """Fork a process; return its pid and, once all that hold it are gone, its stderr."""
-        reading, writing = os.pipe()
-        with open(reading, "rb", buffering=0) as stderr:
-            try:
-                socket.send_fds(self.control, [request], [writing])
-            finally:
-                os.close(writing)
-            pid = int(self.control.recv(_MOST_BYTES))
-            try:
-                return pid, _read(stderr.fileno(), limit).decode()
-            except BaseException:
-                os.killpg(pid, signal.SIGKILL)
-                raise
+    def fork(
+        self,
+        call: str,
+        args: tuple[Any, ...],
+        files: Sequence[IO[Any]],
+        environ: Mapping[str, str],
+        limit: float | None = None,
+    ) -> int:
+        """Fork a process that has the files as its first three; return its pid."""
+        request = (call, args, limit, os.getcwd(), dict(environ))
+        return self._answer(repr(request), [file.fileno() for file in files])
+
+    def wait_for(self, pid: int) -> int:
+        """Return how a process ended. Until it does, nobody else is answered."""
+        return self._answer(str(pid))
+
+    def _answer(self, request: str, fds: Sequence[int] = ()) -> int:
+        try:
+            with self._asking:
+                socket.send_fds(self._control, [request.encode()], fds)
+                return int(self._control.recv(_MOST_BYTES))
+        except BaseException:
+            # Nobody knows what it would answer next.
+            self.end()
+            raise
 
     def end(self) -> None:
         """End the interpreter; idempotent."""
-        self.control.close()
+        if _stages.get(self._imported) is self:
+            del _stages[self._imported]
+        self._control.close()
         self._process.kill()
         self._process.wait()
 
@@ -142,26 +189,27 @@ def serve(control_fd: int, imported: list[str]) -> None:
     gc.freeze()
     with socket.socket(fileno=control_fd) as control:
         while True:
-            request, fds, *_ = socket.recv_fds(control, _MOST_BYTES, 1)
+            request, fds, *_ = socket.recv_fds(control, _MOST_BYTES, 3)
             if not request:
                 return
-            (stderr,) = fds
+            if not fds:
+                _, status = os.waitpid(int(request), 0)
+                control.send(str(os.waitstatus_to_exitcode(status)).encode())
+                continue
             pid = os.fork()
             if pid == 0:
                 break
-            os.close(stderr)
+            for fd in fds:
+                os.close(fd)
             control.send(str(pid).encode())
-            _, status = os.waitpid(pid, 0)
-            control.send(str(os.waitstatus_to_exitcode(status)).encode())
-    _become(stderr, *ast.literal_eval(request.decode()))
+    _become(fds, *ast.literal_eval(request.decode()))
 
 
 def _become(
-    stderr: int,
+    fds: list[int],
     call: str,
     args: tuple[Any, ...],
-    limit: float,
-    output: str,
+    limit: float | None,
     cwd: str,
     environ: dict[str, str],
 ) -> None:
@@ -169,12 +217,12 @@ def _become(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ | {"PYTHONPATH": str(ROOT)})
-    stdout = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for fd, name in ((stdout, 1), (stderr, 2)):
+    for name, fd in enumerate(fds):
         os.dup2(fd, name)
         os.close(fd)
     keep_a_template()
-    faulthandler.dump_traceback_later(limit, exit=True)
+    if limit is not None:
+        faulthandler.dump_traceback_later(limit, exit=True)
     module, _, function = call.partition(":")
     getattr(importlib.import_module(module), function)(*args)
 

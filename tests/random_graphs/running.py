@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import queue
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,11 +22,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
+from tests.processes.stage import ForkedProcess, start_forked
 from tests.random_graphs.recipe import Effect, Recipe, Step, drawn, smaller
 from tests.random_graphs.ways import Case, Refused, Way, all_ways
 
 #: So long one way may take; most take less than a second, on a machine that is not busy.
 WAY_SECONDS = 120.0
+#: What graphs are built of. A child is forked from a process that has imported it.
+IMPORTED = ("tests.random_graphs.ways",)
 #: A failure that depends on time is looked for so often in a smaller graph.
 _TRIES = 3
 
@@ -114,7 +116,7 @@ class Child:
     def __init__(self, limit: float = WAY_SECONDS) -> None:
         #: So many seconds one way may take.
         self._limit = limit
-        self._process: subprocess.Popen[str] | None = None
+        self._process: ForkedProcess | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="random-graphs-")
         self._log: IO[str] | None = None
 
@@ -150,8 +152,6 @@ class Child:
             "services": report.recipe.services,
             "ways": [[way.kind, way.workers, way.ahead] for way in ways],
         }
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(json.dumps(task) + "\n")
         process.stdin.flush()
         for way in ways:
@@ -169,39 +169,34 @@ class Child:
                     report.failures.append((way, text))
         return None
 
-    def _alive(self) -> subprocess.Popen[str]:
+    def _alive(self) -> ForkedProcess:
         if self._process is None:
             self._log = tempfile.TemporaryFile("w+", dir=self._folder.name)  # noqa: SIM115
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import child; child()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+            self._process = start_forked(
+                f"{__name__}:child",
                 stderr=self._log,
-                env={**os.environ, "TMPDIR": self._folder.name},
-                text=True,
+                imported=IMPORTED,
+                environ={"TMPDIR": self._folder.name},
             )
         return self._process
 
     def _last_words(self) -> str:
         """Say how the child has ended, and forget it."""
-        assert self._process is not None
         assert self._log is not None
-        code = self._process.wait()
         self._log.seek(0)
         said = self._log.read()[-6000:]
-        self._end()
+        code = self._end()
         if "Timeout (" in said:
             return f"hangs\n{said[said.rindex('Timeout (') :]}"
         return f"dies with exit code {code}\n{said}"
 
-    def _end(self) -> None:
+    def _end(self) -> int | None:
+        if self._process is None:
+            return None
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout, self._log):
-                if pipe is not None:
-                    pipe.close()
+        if self._log is not None:
+            self._log.close()
+        return process.end()
 
 
 # In the child -----------------------------------------------------------------------------------
