@@ -63,7 +63,7 @@ def run_script_forked(
     folder: Path, script: Path, *, limit: float, imported: tuple[str, ...]
 ) -> subprocess.CompletedProcess[str]:
     """Run a script from the root of the repository, where some modules were imported before."""
-    call = f"{_run_script.__module__}:{_run_script.__name__}"
+    call = f"{run_script.__module__}:{run_script.__name__}"
     with contextlib.chdir(ROOT):
         return run_forked(folder, call, str(script), limit=limit, imported=imported)
 
@@ -88,17 +88,26 @@ class ForkedProcess:
     """What ``subprocess.Popen`` is for a process that a stage has forked."""
 
     def __init__(self, stage: Stage, pid: int, stdin: IO[str], stdout: IO[str]) -> None:
-        self._stage = stage
-        self._pid = pid
+        self.pid = pid
         self.stdin = stdin
         self.stdout = stdout
+        self.returncode: int | None = None
+        self._stage = stage
 
     def end(self) -> int:
-        """Kill it, if it lives, and return how it ended; once."""
-        os.kill(self._pid, signal.SIGKILL)
-        with self.stdout, contextlib.suppress(BrokenPipeError):
-            self.stdin.close()
-        return self._stage.wait_for(self._pid)
+        """Kill it, if it lives, and return how it ended."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+            with self.stdout, contextlib.suppress(BrokenPipeError):
+                self.stdin.close()
+            self.returncode = self._stage.wait_for(self.pid)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Return how it ended, once all that hold its stdout are gone."""
+        if self.returncode is None:
+            self.stdout.read()
+        return self.end()
 
 
 _stages: dict[tuple[str, ...], Stage] = {}
@@ -227,7 +236,7 @@ def _become(
     getattr(importlib.import_module(module), function)(*args)
 
 
-def _run_script(path: str) -> None:
+def run_script(path: str) -> None:
     """Do what an interpreter does that is started with a script."""
     faulthandler.enable()
     del os.environ["PYTHONPATH"]

@@ -9,7 +9,8 @@ import os
 import random
 import signal
 import socket
-import sys
+import tempfile
+import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.leaks import WORKER, descendants
+from tests.processes.stage import ForkedProcess, run_script, start_forked
 
 aiohttp = pytest.importorskip("aiohttp")
 pytest.importorskip("starlette")
@@ -26,6 +28,8 @@ Image = pytest.importorskip("PIL.Image")
 
 ROOT = Path(__file__).parent.parent.parent
 START_SECONDS = 60.0
+#: What need not be imported anew for each server; torch takes longer than most of the tests.
+IMPORTED = ("asyncloader.datapipes.iter", "torch", "uvicorn", "starlette.applications", __name__)
 
 Colour = tuple[int, int, int]
 
@@ -51,7 +55,7 @@ class Served:
     """A running server, and a client of it."""
 
     url: str
-    process: asyncio.subprocess.Process
+    process: ForkedProcess
     session: Any
     #: What the server may print: the log's lines about workers that this many kills end.
     kills: int = 0
@@ -74,30 +78,41 @@ class Served:
 async def serving(**settings: str) -> AsyncIterator[Served]:
     """Run the example until the block ends, and then see it end well on SIGTERM."""
     port = free_port()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-W", "error::ResourceWarning", "examples/inference_server.py",
-        cwd=ROOT, env=os.environ | settings | {"PORT": str(port)}, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    connector = aiohttp.TCPConnector(limit=0)
-    try:
-        async with aiohttp.ClientSession(connector=connector) as session:
-            served = Served(f"http://127.0.0.1:{port}", process, session)
-            async with asyncio.timeout(START_SECONDS):
-                while not await is_up(served):  # noqa: ASYNC110 - the port is another process's
-                    await asyncio.sleep(0.05)
-            yield served
-        if process.returncode is None:
-            process.terminate()
-        async with asyncio.timeout(60):
-            _, errors = await process.communicate()
-        told = errors.decode().splitlines()
+    with tempfile.TemporaryFile("w+") as stderr:
+        environ = settings | {"PORT": str(port)}
+        process = start_forked(
+            f"{__name__}:{serve.__name__}", stderr=stderr, imported=IMPORTED, environ=environ
+        )
+        connector = aiohttp.TCPConnector(limit=0)
+        try:
+            async with aiohttp.ClientSession(connector=connector) as session:
+                served = Served(f"http://127.0.0.1:{port}", process, session)
+                async with asyncio.timeout(START_SECONDS):
+                    while not await is_up(served):  # noqa: ASYNC110 - the port is another process's
+                        await asyncio.sleep(0.05)
+                yield served
+            await ended_by_sigterm(served)
+        finally:
+            process.end()
+        stderr.seek(0)
+        told = stderr.read().splitlines()
         assert [line for line in told if "was killed by SIGKILL; it is replaced" not in line] == []
         assert len(told) == served.kills
-        assert process.returncode in (0, -signal.SIGTERM)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+
+
+async def ended_by_sigterm(served: Served) -> None:
+    """Wait for the end of a server that is told to end, once or more often."""
+    if served.process.returncode is None:
+        os.kill(served.process.pid, signal.SIGTERM)
+    async with asyncio.timeout(60):
+        assert await asyncio.to_thread(served.process.wait) in (0, -signal.SIGTERM)
+
+
+def serve() -> None:
+    """Be the server, in a process of its own."""
+    warnings.resetwarnings()
+    warnings.simplefilter("error", ResourceWarning)
+    run_script(str(ROOT / "examples/inference_server.py"))
 
 
 def free_port() -> int:
@@ -111,7 +126,6 @@ def free_port() -> int:
 
 
 async def is_up(served: Served) -> bool:
-    assert served.process.returncode is None
     try:
         return "queued" in await served.stats()
     except aiohttp.ClientConnectionError:
@@ -251,10 +265,9 @@ async def test_sigterm_finishes_what_was_accepted():
     async with serving() as served:
         asked = [asyncio.create_task(served.predict(jpeg((n, 7, 7)))) for n in range(100)]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        served.process.terminate()
+        ending = asyncio.create_task(ended_by_sigterm(served))
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        async with asyncio.timeout(60):
-            await served.process.wait()
+        await ending
     whole = [answer for answer in answers if isinstance(answer, tuple)]
     assert len(whole) >= 1
     for number, answer in enumerate(answers):
