@@ -90,6 +90,7 @@ def test_a_python_block_runs_in_a_process_of_its_own(block, tmp_path):
 
 
 @pytest.mark.compat
+@pytest.mark.sweep
 @pytest.mark.parametrize(("package", "block"), NEEDING)
 def test_a_block_that_needs_a_package_runs_where_it_is_installed(package, block, tmp_path):
     if not is_installed(package):

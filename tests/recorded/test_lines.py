@@ -8,6 +8,7 @@ from asyncloader.datapipes.running import cursor_history
 from tests.recorded.lines import Line
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("first", range(0, 240, 20))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_each_number_is_settled_once_along_a_line_of_states(first, monkeypatch):
