@@ -25,6 +25,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice, zip_longest
 from typing import Any
 
@@ -256,6 +257,14 @@ class PipeCase:
     def form(self) -> str:
         """Return the form in which it runs where it is read, so that each item has a place."""
         return "async for" if is_async_pipe(self.graph()) else "for"
+
+    @cached_property
+    def of_two_workers(self) -> tuple[list[Any], list[Any]]:
+        """What two workers yield in an epoch, and the states before and after each item."""
+        loader = _in_workers(self, 2)
+        loader.seed(_SEED)
+        with noting_at_every_item():
+            return _along(self, loader, "for")
 
     def draws(self) -> bool:
         """Whether a pipe of it takes a seed, so that epochs may differ."""
@@ -695,20 +704,21 @@ def _demand_resuming(
     case: PipeCase, make: Callable[[], Any], form: str, *, again: bool = False
 ) -> None:
     """Demand the rest from a state after each item; ``again`` also from one of each resumed."""
+    name = repr(make())
     first, second = _epochs(DataLoader2(make()), form)
     with noting_at_every_item():
         loader = DataLoader2(make())
         loader.seed(_SEED)
-        states = _states_along(case, loader, form)
+        _, states = _along(case, loader, form)
         for count, state in enumerate(states):
-            how = f"after {count} items of {make()!r}, in `{form}`,"
+            how = f"after {count} items of {name}, in `{form}`,"
             epochs = [first[count:]] if count < len(first) else [[], second]
             if not again:
                 _demand_rest(_resumed(make, state), form, epochs, how)
                 continue
-            later = _states_along(case, _resumed(make, state), form)
             # One is enough of each, not always the same number of items later.
             more = 1 + count % 3
+            _, later = _along(case, _resumed(make, state), form, more)
             if more < len(later):
                 how = f"{how} and again after {more} items of a loader that had resumed there,"
                 _demand_rest(_resumed(make, later[more]), form, [first[count + more :]], how)
@@ -735,8 +745,11 @@ def _demand_rest(loader: DataLoader2[Any], form: str, expected: list[list[Any]],
         )
 
 
-def _states_along(case: PipeCase, loader: DataLoader2[Any], form: str) -> list[Any]:
-    """Return a loader's states, before its first item and after each."""
+def _along(
+    case: PipeCase, loader: DataLoader2[Any], form: str, most: int | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Return what a loader yields, or the first of it, and its states before and after each."""
+    items: list[Any] = []
     states: list[Any] = []
 
     def add_state() -> None:
@@ -745,14 +758,18 @@ def _states_along(case: PipeCase, loader: DataLoader2[Any], form: str) -> list[A
     def run() -> None:
         with loader:
             add_state()
-            for _ in loader:
+            for item in islice(loader, most):
+                items.append(item)
                 add_state()
 
     async def run_async() -> None:
         async with loader:
             add_state()
-            async for _ in loader:
+            async for item in loader:
+                items.append(item)
                 add_state()
+                if len(items) == most:
+                    break
 
     try:
         if form == "for":
@@ -761,10 +778,10 @@ def _states_along(case: PipeCase, loader: DataLoader2[Any], form: str) -> list[A
             asyncio.run(run_async())
     except SnapshotError as error:
         raise AssertionError(
-            f"no state of {case.name()} can be taken after {max(0, len(states) - 1)} items:"
+            f"no state of {case.name()} can be taken after {len(items)} items:"
             f" {error}\nIf that is meant, pass resumes=False"
         ) from error
-    return states
+    return items, states
 
 
 # Worker processes ------------------------------------------------------------------------
@@ -793,7 +810,7 @@ def it_resumes_in_workers(case: PipeCase) -> None:
     """In two workers it resumes at once after any item, whoever made it."""
     if not (case.resumes and case.in_workers):
         return
-    items, states = _of_workers(case)
+    items, states = case.of_two_workers
     for count in sorted({1, len(items) // 2, len(items) - 1} & set(range(len(states)))):
         service = MultiProcessingReadingService(2)
         how = f"in two workers, after {count} items of {case.name()},"
@@ -805,7 +822,7 @@ def another_number_of_workers_resumes_or_refuses(case: PipeCase) -> None:
     """A state of two workers gives the exact rest in other numbers of them, or is refused."""
     if not (case.resumes and case.in_workers):
         return
-    items, states = _of_workers(case)
+    items, states = case.of_two_workers
     # Between two epochs any number begins with what it would yield itself.
     count = len(items) // 2
     for number in (0, 1, 3) if count else ():
@@ -821,14 +838,6 @@ def another_number_of_workers_resumes_or_refuses(case: PipeCase) -> None:
             _same(rest, items[count:]),
             f"{how} a new loader did not yield the rest: {_unlike(rest, items[count:])}",
         )
-
-
-def _of_workers(case: PipeCase) -> tuple[list[Any], list[Any]]:
-    (items,) = _epochs(_in_workers(case, 2), "for", 1)
-    loader = _in_workers(case, 2)
-    loader.seed(_SEED)
-    with noting_at_every_item():
-        return items, _states_along(case, loader, "for")
 
 
 def _in_workers(case: PipeCase, number: int) -> DataLoader2[Any]:
