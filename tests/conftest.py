@@ -124,14 +124,19 @@ def _takes_long(file: Path) -> bool:
     return file.relative_to(HERE).as_posix().startswith(LONG)
 
 
+#: So many tests of a file begin before what is there is passed over again.
+PASSED_OVER_EVERY = 20
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """As a file begins, leave what is there out of the garbage that its tests collect."""
+    """As a file begins, and now and then, leave what is there out of the garbage of tests."""
     # Modules and what pytest notes of each test live as long as the process, and tests
     # collect thousands of times: at the end of a run each of those would take 0.05 s.
-    if item.path not in _begun:
-        _begun.add(item.path)
+    if _begun[item.path] % PASSED_OVER_EVERY == 0:
         gc.collect()
         gc.freeze()
+    _begun[item.path] += 1
 
 
-_begun: set[Path] = set()
+#: How many tests of each file have begun.
+_begun: Counter[Path] = Counter()
