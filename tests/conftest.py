@@ -84,16 +84,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--whole``."""
+    """Add ``--more`` and ``--whole``."""
+    more = "run the soaks, and other cases of the sweeps, two in six"
+    parser.addoption("--more", action="store_true", help=more)
     whole = "run the soaks, and the sweeps with all of their cases"
     parser.addoption("--whole", action="store_true", help=whole)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only ``--whole`` runs; put the files that take long first."""
+    """Leave out soaks and cases of sweeps; put the files that take long first."""
     # Whoever names a test means it.
     if not config.option.whole and not any("::" in argument for argument in config.args):
-        left = _left_to_whole(items)
+        left = _left_out(items, config.option.more)
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=list(left))
     if hasattr(config, "workerinput"):
@@ -102,13 +104,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (not _takes_long(item.path), -counts[item.path], item.path))
 
 
-#: Of the cases of a sweep, one in so many is run without ``--whole``.
+#: Of the cases of a sweep, one in so many is run as a rule.
 ONE_IN = 6
+#: For each of them ``--more`` runs so many others.
+OTHERS = 2
 
 
-def _left_to_whole(items: list[pytest.Item]) -> dict[pytest.Item, None]:
-    """Return the soaks, and the cases of sweeps that are not among the one in so many."""
-    left = {item: None for item in items if item.get_closest_marker("soak")}
+def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
+    """Return the cases of sweeps that are not run now; and the soaks, without ``more``."""
+    soaks = (item for item in items if not more and item.get_closest_marker("soak"))
+    left = dict.fromkeys(soaks)
     sweeps = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sweep"):
@@ -116,7 +121,10 @@ def _left_to_whole(items: list[pytest.Item]) -> dict[pytest.Item, None]:
     for cases in sweeps.values():
         # Every sixth would always have the same value of a parameter that has two or three.
         cases.sort(key=lambda item: zlib.crc32(item.name.encode()))
-        left |= dict.fromkeys(cases[-(-len(cases) // ONE_IN) :])
+        count = -(-len(cases) // ONE_IN)
+        run = slice(count, count + OTHERS * count) if more else slice(count)
+        del cases[run]
+        left |= dict.fromkeys(cases)
     return left
 
 
