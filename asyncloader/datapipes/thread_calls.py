@@ -142,7 +142,7 @@ class JobThreads:
 
     ``opened()`` gives the function that a thread calls, with what its calls use; a thread in which
     that fails, fails every job that it gets. ``applied(call, wait)`` returns what is done with each
-    item. Where calls have a timeout, each thread has them made in another one beside it.
+    item. Where calls have a timeout, each thread has them made by another, its caller.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class JobThreads:
         self._name = name
         self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._threads: list[JobThread] = []
-        self._beside: list[JobThread] = []
+        self._callers: list[JobThread] = []
         # How many threads were told to end.
         self._ended = 0
         self._is_closed = False
@@ -207,7 +207,7 @@ class JobThreads:
                 stacklevel=3,
             )
 
-    def start_beside(self, on_ready: Callable[[], object]) -> JobThread:
+    def start_caller(self, on_ready: Callable[[], object]) -> JobThread:
         """Start a thread that makes the calls of one of the others; NotCalled if that cannot be.
 
         ``on_ready`` is called once it can make calls, or cannot.
@@ -223,7 +223,7 @@ class JobThreads:
             )
         work = functools.partial(self._work_with, applied=itself, on_ready=on_ready)
         try:
-            return self._start(self._beside, SimpleQueue(), work)
+            return self._start(self._callers, SimpleQueue(), work)
         except ResourceExhausted as error:
             raise NotCalled(error) from error
 
@@ -234,7 +234,7 @@ class JobThreads:
         with contextlib.suppress(Exception):
             while True:
                 self._jobs.get_nowait()
-        threads = [*self._threads, *self._beside]
+        threads = [*self._threads, *self._callers]
         for each in threads:
             each.end()
         return [each for each in threads if not each.is_given_up]
@@ -243,8 +243,8 @@ class JobThreads:
         """Return how many threads are in calls that took too long."""
         with self._lock:
             # The same list: another thread may be about to add to it.
-            self._beside[:] = [each for each in self._beside if each.thread.is_alive()]
-            return sum(each.is_given_up for each in self._beside)
+            self._callers[:] = [each for each in self._callers if each.thread.is_alive()]
+            return sum(each.is_given_up for each in self._callers)
 
     def _start(
         self,
@@ -313,35 +313,35 @@ class TimedCalls:
         self._threads = threads
         self._thread = thread
         self._attempts = attempts
-        self._beside: JobThread | None = None
+        self._caller: JobThread | None = None
 
     def __call__(self, item: Any) -> Any:
         """Return what the function returns, or raise its error, a TimeoutError or NotCalled."""
-        waiter, beside = self._thread.waiter, self._ready()
+        waiter, caller = self._thread.waiter, self._ready()
         job = Job(0, item, lambda _: waiter.wake())
-        beside.jobs.put(job)
+        caller.jobs.put(job)
         if waiter.until(lambda: job.is_done, self._attempts.timeout):
             return job.outcome()
-        beside.is_given_up = True
+        caller.is_given_up = True
         self.close()
         raise self._attempts.too_long()
 
     def _ready(self) -> JobThread:
         """Return the thread that makes the calls, once what they use is open."""
         waiter = self._thread.waiter
-        beside = self._beside or self._threads.start_beside(waiter.wake)
-        self._beside = beside
+        caller = self._caller or self._threads.start_caller(waiter.wake)
+        self._caller = caller
         # However long it takes to open that: it is no part of the call.
-        waiter.until(lambda: beside.is_ready)
-        if beside.failure is not None:
-            raise NotCalled(beside.failure)
-        return beside
+        waiter.until(lambda: caller.is_ready)
+        if caller.failure is not None:
+            raise NotCalled(caller.failure)
+        return caller
 
     def close(self) -> None:
-        """Let the thread beside end, now or when its call returns."""
-        if self._beside is not None:
-            self._beside.jobs.put(None)
-            self._beside = None
+        """Let the caller end, now or when its call returns."""
+        if self._caller is not None:
+            self._caller.jobs.put(None)
+            self._caller = None
 
 
 class Crew(RunningBeside):
