@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from asyncloader import MultiProcessingReadingService
+from asyncloader.services.on_workers import WorkersReadingService
 
 
-class Standing(MultiProcessingReadingService):
+class Staying(WorkersReadingService):
     """Runs every loader's graph, always the same, in the workers of the first."""
 
     _root: Any = None
@@ -34,6 +35,10 @@ class Standing(MultiProcessingReadingService):
     async def dismiss(self) -> None:
         """End the workers."""
         await super().finalize()
+
+
+class Standing(Staying, MultiProcessingReadingService):
+    """The same in processes."""
 
 
 @contextlib.contextmanager

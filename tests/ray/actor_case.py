@@ -12,7 +12,7 @@ from tests.random_graphs.recipe import drawn
 from tests.random_graphs.running import Report
 from tests.random_graphs.ways import AHEAD, Case, Refused, Way
 from tests.ray.standing_actors import StandingActors
-from tests.standing import Standing
+from tests.standing import Staying
 
 #: What is done with each graph and each number of actors.
 KINDS = ("ledger", "workers", "limits", "resume")
@@ -21,7 +21,7 @@ KINDS = ("ledger", "workers", "limits", "resume")
 class ActorCase(Case):
     """A graph to be run in actors."""
 
-    def standing_service(self, way: Way) -> Standing:
+    def standing_service(self, way: Way) -> Staying:
         """Return a service whose actors stay for the next loader."""
         return StandingActors(way.workers, worker_prefetch_cnt=way.ahead)
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncloader import RayReadingService
-from tests.standing import Standing
+from tests.standing import Staying
 
 
-class StandingActors(Standing, RayReadingService):
+class StandingActors(Staying, RayReadingService):
     """Runs every loader's graph, always the same, in the actors of the first."""
 
 
