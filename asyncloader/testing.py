@@ -631,10 +631,14 @@ async def _until_it_waits(reading: asyncio.Task[None], source: WaitingItems | No
 _CAUSES = """
 Look for one of these causes:
 - something is remembered in self, or in a local variable of run, and not in the state;
+- it is in a field of the state whose name begins with _: that is not saved;
 - the state is changed after the yield: change it before;
 - self.source is read instead of the source that run is given;
 - a run does not begin at item state.taken, or does not read again what it held;
-- needs returns too much: it says how many items of the source are needed no more.
+- positions that are saved are not those of the items: they count the source's items from 0;
+- needs returns too much: it says how many items of the source are needed no more, and with
+  several sources that is needs_each;
+- it yields a list or dict and changes it later: yield a copy.
 For a generator with __iter__ or __aiter__: equal items have to give equal results each time."""
 
 
@@ -802,7 +806,8 @@ def workers_yield_what_their_shares_yield(case: PipeCase) -> None:
                 _same(one, other),
                 f"two workers that run {case.name()} do not yield what their shares of the items"
                 f" give alone, in `{form}`: {_unlike(one, other)}. What it yields must"
-                " follow from what it reads, and not from the process that it runs in",
+                " follow from what it reads, and not from the process that it runs in; nor may it"
+                " change an item after it has yielded it",
             )
 
 

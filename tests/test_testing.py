@@ -278,7 +278,25 @@ class Windows(Pairwise):
         pass
 
 
+class Latest(State):
+    items: list[int] = []  # noqa: RUF012 - as users write it
+
+
+class YieldsWhatItKeeps(Pipe[Any]):
+    State = Latest
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def run(self, source: Any, state: Any) -> Iterator[Any]:
+        for item in source:
+            state.items = [*state.items, item][-3:] if len(state.items) < 3 else state.items
+            state.items[-1] = item
+            yield state.items
+
+
 WRONG: dict[Any, str] = {
+    YieldsWhatItKeeps: "(changes it later: yield a copy|nor may it change an item)",
     RemembersInSelf: "after 1 items of .* did not yield the rest: expected .*, got .*in self",
     NeverForgets: "yields something else in its second epoch: expected .* in self",
     RemembersInALocal: "did not yield the rest: .*in a local variable of run, and not in the state",
