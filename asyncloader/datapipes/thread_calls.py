@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import logging
 import os
 import threading
 import warnings
@@ -45,7 +46,7 @@ from asyncloader.datapipes.running.conveyor import RunningBeside
 from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.running.naming import brief_name
 from asyncloader.datapipes.running.run import Edge
-from asyncloader.datapipes.running.run_place import Makers, ended_threads, some_home
+from asyncloader.datapipes.running.run_place import Makers, ended_threads, function_in, some_home
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, failure_of
 from asyncloader.errors import ResourceExhausted
 from asyncloader.machine import usable_cores
@@ -54,6 +55,8 @@ from asyncloader.tuning import AUTO, Bounds
 from asyncloader.waiting import Stopped, ThreadWaiter, do_nothing
 
 T = TypeVar("T")
+
+logger = logging.getLogger("asyncloader")
 
 Call = Callable[[Any], Any]
 
@@ -133,6 +136,9 @@ def _never() -> bool:
 #: them are: while it wakes up, there is still one for each thread.
 HELD_PER_THREAD = 3
 
+#: Who waits for so long is named.
+LONG_SECONDS = 60.0
+
 #: So many calls that were given up may go on at a time.
 MOST_GIVEN_UP = 64
 
@@ -190,7 +196,14 @@ class JobThreads:
         """Wait until all have ended, however long it takes to close what their calls used."""
         self._on_end = consumer.wake
         threads = self._told_to_end()
-        consumer.until(lambda: all(each.has_ended for each in threads))
+        while not consumer.until(lambda: all(each.has_ended for each in threads), LONG_SECONDS):
+            late = next((each.thread for each in threads if not each.has_ended), None)
+            if late is not None:
+                logger.warning(
+                    "all calls of %s have been made, and thread %r has not closed what it used for"
+                    " them in %d s: it is inside %s",
+                    *(self._attempts.name, late.name, LONG_SECONDS, function_in(late)),
+                )
         if self.error is not None:
             raise self.error
 

@@ -440,3 +440,26 @@ def test_an_async_generator_is_no_function_for_threads():
 
     with pytest.raises(TypeError, match="got the async generator several; use flatmap"):
         numbers().thread_map(several)
+
+
+def test_a_resource_that_does_not_close_for_long_is_named(monkeypatch, caplog):
+    monkeypatch.setattr(thread_calls, "LONG_SECONDS", 0.05)
+    may_close = threading.Event()
+
+    class Told(logging.Handler):
+        def emit(self, record):
+            may_close.set()
+
+    @contextlib.contextmanager
+    def slow_to_close():
+        yield None
+        assert may_close.wait(LONG)
+
+    told = Told()
+    logging.getLogger("asyncloader").addHandler(told)
+    try:
+        assert list(numbers(2).thread_map(used_quietly, resource=slow_to_close)) == [0, 1]
+    finally:
+        logging.getLogger("asyncloader").removeHandler(told)
+    assert "has not closed what it used" in caplog.messages[0]
+    assert "wait()" in caplog.messages[0]

@@ -424,15 +424,19 @@ def ended_threads(threads: Iterable[threading.Thread]) -> None:
 
 def warn_left_behind(thread: threading.Thread, seconds: float) -> None:
     """Warn which function keeps a thread from ending."""
-    with present_frames() as frames:
-        frame = frames.get(thread.ident or 0)
-        where = f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
     warnings.warn(
-        f"thread {thread.name!r} is still inside {where} {seconds:.1f} s after the loader was"
-        " closed and was left behind; give long calls a timeout of their own",
+        f"thread {thread.name!r} is still inside {function_in(thread)} {seconds:.1f} s"
+        " after the loader was closed and was left behind; give long calls a timeout of their own",
         ResourceWarning,
         stacklevel=3,
     )
+
+
+def function_in(thread: threading.Thread) -> str:
+    """Return which function a thread is in."""
+    with present_frames() as frames:
+        frame = frames.get(thread.ident or 0)
+        return f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
 
 
 def at_consumer(work: Callable[[], T]) -> T:
@@ -539,9 +543,12 @@ class Makers:
         self.until(lambda: making.is_done)
         return making.outcome()
 
-    def until(self, ready: Callable[[], bool]) -> None:
-        """Let the consumer wait until ``ready()``; it is checked after each thing that was made."""
-        self._waiter.until(ready)
+    def until(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Let the consumer wait until ``ready()``; it is checked after each thing that was made.
+
+        Returns False if it was not ready within ``timeout`` seconds.
+        """
+        return self._waiter.until(ready, timeout)
 
     def wake(self) -> None:
         """Make the consumer check again; from any thread."""
