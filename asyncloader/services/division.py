@@ -17,30 +17,13 @@ from typing import Any
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.recording import Numbering
 from asyncloader.datapipes.replaying import is_replayed
-from asyncloader.datapipes.running.cursors import (
-    number_of,
-    take_number_of,
-)
+from asyncloader.datapipes.running.cursors import number_of, take_number_of
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.traits import (
-    may_drop,
-)
-from asyncloader.datapipes.sources import (
-    IterableWrapper,
-)
-from asyncloader.graph.cut import (
-    Cut,
-    WorkerPart,
-    cut_graph,
-    dividers_of,
-    read_again,
-)
+from asyncloader.datapipes.running.traits import may_drop
+from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.graph.cut import Cut, WorkerPart, cut_graph, dividers_of, read_again
 from asyncloader.graph.edit import copy_graph, replaced
-from asyncloader.graph.recorded import (
-    as_recorded,
-    recorded_behind,
-    recorded_in_worker,
-)
+from asyncloader.graph.recorded import as_recorded, recorded_behind, recorded_in_worker
 from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.graph.settings import SharedPipes
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of

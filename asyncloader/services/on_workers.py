@@ -23,9 +23,7 @@ from asyncloader.arguments import (
 )
 from asyncloader.datapipes.edges import pipes_in
 from asyncloader.datapipes.prefetching import Prefetcher
-from asyncloader.datapipes.running.cursors import (
-    Cursors,
-)
+from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
     attributes,
@@ -33,14 +31,10 @@ from asyncloader.datapipes.running.traits import (
     is_of_package,
     lives_with_loader,
 )
-from asyncloader.datapipes.sources import (
-    iterable_source,
-)
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.deadline import time_left
 from asyncloader.errors import ResourceExhausted, WorkerStartupError
-from asyncloader.graph.cut import (
-    cut_graph,
-)
+from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.edit import copy_graph
 from asyncloader.graph.refusals import Purpose, check_graph, first_refusal
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of
