@@ -19,6 +19,7 @@ from asyncloader.errors import (
     RankTimeout,
     ResourceExhausted,
     SnapshotError,
+    StarvedError,
     TooManyErrors,
     TransportError,
     WorkerDied,
@@ -29,6 +30,7 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.worker_info import WorkerInfo, get_worker_info
 
 if TYPE_CHECKING:
+    from asyncloader.datapipes.admission import Again, Version
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
     from asyncloader.datapipes.patterns import Pipe
     from asyncloader.datapipes.running.cursor_forms import State
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from asyncloader.workers.worker_stats import WorkerStats
 
 __all__ = [
+    "Again",
     "CheckpointableReadingServiceInterface",
     "ConcurrentIterationError",
     "DataLoader2",
@@ -84,9 +87,11 @@ __all__ = [
     "SequentialReadingService",
     "SnapshotError",
     "StageStats",
+    "StarvedError",
     "State",
     "TooManyErrors",
     "TransportError",
+    "Version",
     "WorkerDied",
     "WorkerInfo",
     "WorkerStartupError",
@@ -99,6 +104,7 @@ __all__ = [
 
 #: What is imported when it is asked for, and where it is: a worker needs nothing of loaders.
 _HOMES = {
+    "Again": "datapipes.admission",
     "CheckpointableReadingServiceInterface": "services.base",
     "DataLoader2": "loader.dataloader2",
     "DataLoader2Iterator": "loader.iterators",
@@ -119,6 +125,7 @@ _HOMES = {
     "SequentialReadingService": "services.sequential",
     "StageStats": "loader.stage_stats",
     "State": "datapipes.running.cursor_forms",
+    "Version": "datapipes.admission",
     "WorkerStats": "workers.worker_stats",
     "functional_datapipe": "datapipes.iter",
 }

@@ -63,6 +63,20 @@ class LoaderClosed(LoaderError):
     """
 
 
+class StarvedError(LoaderError):
+    """A rollout may begin no more prompts, and those that are begun wait for more of them.
+
+    Cause: a pipe behind a ``rollout`` with ``max_lag``, such as a batch of many tokens, holds all
+    the prompts that may be begun before one of them is trained.
+
+    What to do: let that pipe hold fewer, or raise ``per_step`` or ``max_lag``. A batch that cannot
+    be filled in any case is refused before the first item.
+
+    >>> issubclass(StarvedError, LoaderError)
+    True
+    """
+
+
 class IteratorInvalidated(LoaderError, RuntimeError):
     """A newer iterator of the same loader or pipe has replaced this one.
 

@@ -53,7 +53,8 @@ class ThreadWaiter(Bell):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting = False
+        #: Whether the thread waits.
+        self.is_waiting = False
         self.stopped = False
 
     def until(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -65,7 +66,7 @@ class ThreadWaiter(Bell):
         try:
             # Announce the wait before the check, so that no wake is missed.
             self._silence.acquire(False)
-            self._waiting = True
+            self.is_waiting = True
             while True:
                 if ready():
                     return True
@@ -76,11 +77,11 @@ class ThreadWaiter(Bell):
                     return False
                 self.heard(left)
         finally:
-            self._waiting = False
+            self.is_waiting = False
 
     def wake(self) -> None:
         """Make a waiting thread check again."""
-        if self._waiting:
+        if self.is_waiting:
             self.ring()
 
     def wake_soon(self) -> None:

@@ -73,6 +73,7 @@ LOADER = Page(
             "functional_datapipe",
         ),
         "Answering requests": ("Feed",),
+        "Rollouts": ("Version", "Again"),
         "Seeds": ("SeedGenerator",),
         "In a worker": ("get_worker_info", "WorkerInfo"),
         "How it is doing": ("LoaderStats", "StageStats", "WorkerStats", "FeedStats", "Metric"),
@@ -155,13 +156,14 @@ ERRORS = Page(
         "States": ("SnapshotError",),
         "Ranks": ("RankError", "RankTimeout"),
         "Requests": ("Overloaded",),
+        "Rollouts": ("StarvedError",),
     },
 )
 
 #: The headings of the pages of pipes, and the files of the pipes below each.
 FAMILIES = {
     "Sources": ("sources", "shared_sequence"),
-    "Apply a function": ("mapping", "async_calls", "thread_calls"),
+    "Apply a function": ("mapping", "async_calls", "thread_calls", "rollouts"),
     "Choose items": ("selecting",),
     "Order": ("shuffling",),
     "Batches and groups": ("batching", "flattening", "grouping", "packing"),
@@ -187,6 +189,8 @@ METHODS = {
         "limit",
         "pause",
         "resume",
+        "paused",
+        "ack",
         "stats",
         "watch",
         "shutdown",
@@ -195,6 +199,7 @@ METHODS = {
     "DataLoader2Iterator": ("limit", "pause", "resume"),
     "Pipe": ("run", "arun"),
     "State": ("needs", "needs_each", "check"),
+    "Version": ("advance", "reached"),
     "Edge": ("again", "aagain", "count"),
     "ReadingServiceInterface": (
         "initialize",

@@ -38,14 +38,14 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 ROOMS = [
     {"map"},
     {"iter"},
-    {"grouping"},
+    {"fresh_batches", "grouping"},
     {"web", "caching", "combining", "repeating", "shuffling", "torch_dataset"},
     {
         *("async_calls", "files", "flattening", "joining", "mapping", "packing", "prefetching"),
-        *("sampling", "selecting", "sharding", "splitting", "thread_calls"),
+        *("rollouts", "sampling", "selecting", "sharding", "splitting", "thread_calls"),
     },
     {
-        *("ahead", "batching", "converting", "full_sync", "moving", "patterns"),
+        *("ahead", "batching", "prompts", "converting", "full_sync", "moving", "patterns"),
         *("random_splitting", "replaying", "split_pass"),
     },
     {
@@ -60,7 +60,16 @@ ROOMS = [
         "tracebacks",
     },
     {"base", "call", "orders", "settled"},
-    {"attempts", "devices", "envelope", "lookups", "randomness", "running", "torchdata_names"},
+    {
+        "admission",
+        "attempts",
+        "devices",
+        "envelope",
+        "lookups",
+        "randomness",
+        "running",
+        "torchdata_names",
+    },
 ]
 
 #: Heavy or risky modules, and the one file by which each may enter.

@@ -184,6 +184,10 @@ class Batcher(IterDataPipe[list[T]]):
         as_it_was, self.wrapper_class, self.drop_last = copy.copy(self), list, False
         return Joining(self, as_it_was.batched, self.batch_size if as_it_was.drop_last else 1)
 
+    def full(self, items: list[T]) -> int:
+        """Return how many of the first items are a full batch, or 0 if those are too few."""
+        return self.batch_size if len(items) >= self.batch_size else 0
+
     def batched(self, items: list[T]) -> Any:
         """Return what is yielded for the items of one batch."""
         return items if self.wrapper_class is list else wrapped(items, self.wrapper_class, self)

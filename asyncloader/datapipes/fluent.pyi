@@ -15,6 +15,7 @@ from collections.abc import (
 )
 from typing import Any, Generic, Literal, TypeVar, overload
 
+from asyncloader.datapipes.admission import Order, Version
 from asyncloader.datapipes.attempts import ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
 from asyncloader.datapipes.combining import ZipperLongest
@@ -136,6 +137,9 @@ class IterFluent(Generic[T_co]):
         across_workers: bool = False,
         max_wait: float | None = None,
     ) -> IterDataPipe[U]: ...
+    def batch_tokens(
+        self, max_tokens: int, length: Callable[[T_co], Any] = ...
+    ) -> IterDataPipe[list[T_co]]: ...
     def bucketbatch(
         self,
         batch_size: int,
@@ -517,6 +521,28 @@ class IterFluent(Generic[T_co]):
         max_errors: int | None = None,
     ) -> IterDataPipe[Any]: ...
     def repeat(self, times: int) -> IterDataPipe[T_co]: ...
+    def rollout(
+        self,
+        generate: Callable[..., Awaitable[U]],
+        *,
+        group: int | None = None,
+        concurrency: int = 64,
+        version: Version | None = None,
+        max_lag: int | None = None,
+        per_step: int | None = None,
+        order: Order | None = None,
+        on_stale: Literal["again", "drop"] = "again",
+        on_error: Literal["again", "raise"] = "again",
+        attempts: int | None = 3,
+        max_stale: int | None = None,
+        backoff: float = 0.1,
+        timeout: float | None = None,
+        min_group: int | None = None,
+        group_timeout: float | None = None,
+        max_failures: int = 100,
+        most_ahead: int = 100000,
+        keep_results: bool = False,
+    ) -> IterDataPipe[U]: ...
     def round_robin_demux(
         self, num_instances: int, buffer_size: int = 1000
     ) -> list[Branch[T_co]]: ...

@@ -295,6 +295,73 @@ class BucketSorter(FlatMapper[T]):
     functional_name = "bucketbatch"
 
 
+@functional_datapipe("batch_tokens")
+class TokenBatcher(Pipe[list[T]]):
+    """Yield lists of items that follow one another, of at most ``max_tokens`` together.
+
+    ``length`` says how many tokens an item has, such as the tokens of all answers of a group. An
+    item that has more than ``max_tokens`` by itself comes alone.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> words = IterableWrapper(["a", "an", "ant", "antler", "at"])
+    >>> list(words.batch_tokens(5))
+    [['a', 'an'], ['ant'], ['antler'], ['at']]
+    """
+
+    makes_again = False
+    State = Finished
+
+    def __init__(
+        self,
+        datapipe: Iterable[T],
+        max_tokens: int,
+        length: Callable[[T], Any] = len,  # type: ignore[assignment]  # as a default of any T
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.max_tokens = checked_count("max_tokens", max_tokens, at_least=1)
+        self.length = checked_function("length", length, takes=1)
+
+    def waits(self) -> bool:
+        return is_async(self.length)
+
+    def in_section(self) -> Any:
+        self.length = of_numbered(self.length)
+        return Joining(self)
+
+    def run(self, source: Edge[T], state: Finished) -> Iterator[list[T]]:
+        batch: list[T] = []
+        tokens = 0
+        with calling(self.length, self) as length:
+            for item in source:
+                added = self._checked(answer_of(self, length, item))
+                if batch and tokens + added > self.max_tokens:
+                    state.taken, state.yielded = state.taken + len(batch), state.yielded + 1
+                    yield batch
+                    batch, tokens = [], 0
+                batch.append(item)
+                tokens += added
+                del item
+        if batch:
+            state.taken, state.yielded = state.taken + len(batch), state.yielded + 1
+            yield batch
+
+    def full(self, items: list[T]) -> int:
+        """Return how many of the first items are a full batch, or 0 if more may fit into it."""
+        tokens = 0
+        for at, item in enumerate(items):
+            tokens += self._checked(answer_of(self, self.length, item))
+            if at and tokens > self.max_tokens:
+                return at
+        return 0
+
+    def _checked(self, tokens: Any) -> Any:
+        if isinstance(tokens, bool) or not hasattr(tokens, "__index__") or tokens < 0:
+            raise TypeError(
+                f"length of {self!r} must return a number of tokens, from 0, got {tokens!r}"
+            )
+        return tokens
+
+
 class Bucketized(Finished):
     """The place of a MaxTokenBucketizer: the items before its latest section.
 

@@ -41,7 +41,7 @@ from asyncloader.datapipes.files.text import LineReader, ParagraphAggregator
 from asyncloader.datapipes.files.webdataset import ShardExpander, WebDataset
 from asyncloader.datapipes.flattening import BatchMapper, FlatMapper, ShuffledFlatMapper, UnBatcher
 from asyncloader.datapipes.full_sync import FullSync
-from asyncloader.datapipes.grouping import BucketBatcher, Grouper, MaxTokenBucketizer
+from asyncloader.datapipes.grouping import BucketBatcher, Grouper, MaxTokenBucketizer, TokenBatcher
 from asyncloader.datapipes.joining import IterKeyZipper, MapKeyZipper
 from asyncloader.datapipes.mapping import (
     Collator,
@@ -60,6 +60,7 @@ from asyncloader.datapipes.patterns import Pipe
 from asyncloader.datapipes.prefetching import PinMemory, Prefetcher
 from asyncloader.datapipes.random_splitting import RandomSplitter
 from asyncloader.datapipes.repeating import Concater, Cycler, Repeater
+from asyncloader.datapipes.rollouts import Rollout
 from asyncloader.datapipes.selecting import Filter, Header
 from asyncloader.datapipes.sharding import (
     SHARDING_PRIORITIES,
@@ -133,6 +134,7 @@ __all__ = [
     "Prefetcher",
     "RandomSplitter",
     "Repeater",
+    "Rollout",
     "RoundRobinDemultiplexer",
     "Rows2Columnar",
     "SampleMultiplexer",
@@ -148,6 +150,7 @@ __all__ = [
     "TarArchiveLoader",
     "ThreadMapper",
     "ThreadPoolMapper",
+    "TokenBatcher",
     "UnBatcher",
     "UnZipper",
     "WebDataset",

@@ -200,7 +200,7 @@ class NumberingPass(StagePass):
                 [settled],
                 state.left_out,
                 reader=self.pipe.reader,
-                kept=state.kept or (),
+                pending=state.pending(),
             )
         )
         self._next = state.frontier
@@ -220,7 +220,7 @@ class NumberingPass(StagePass):
     def place(self) -> Cursors:
         """Return where the section and its source are."""
         [settled], left_out = self.ledger.state()
-        state = Recorded.of(settled, left_out, self.ledger.kept())
+        state = Recorded.of(settled, left_out, self.ledger.pending())
         return {**self.source.place(state.frontier), self.pipe.number: state.saved()}
 
     def leave_out_rest(self, items: int, reason: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 from operator import itemgetter
 from time import monotonic
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from asyncloader.datapipes.envelope import Key
 from asyncloader.datapipes.running.cursor_forms import (
@@ -55,6 +55,9 @@ class Reason:
     EMPTY = "empty"
     HEADER = "header"
     FULLSYNC = "fullsync"
+    ATTEMPTS = "attempts"
+    TIMEOUT = "timeout"
+    STALE = "stale"
 
 
 # The state ------------------------------------------------------------------------------
@@ -94,6 +97,11 @@ def kept_form(value: Any, where: str, form_of: FormOf) -> None:
     list_of(row(COUNT, COUNT, anything), most=MOST_UNSETTLED)(value, where, form_of)
 
 
+def attempts_form(value: Any, where: str, form_of: FormOf) -> None:
+    """Of numbers, how many calls for them failed, and how many a resume found unfinished."""
+    list_of(row(COUNT, COUNT, COUNT), most=MOST_UNSETTLED)(value, where, form_of)
+
+
 def _text(value: Any, where: str, form_of: FormOf) -> None:
     if type(value) is not str:
         refuse(where, "a text", value)
@@ -114,13 +122,44 @@ class SettledRuns(NamedTuple):
 NOTHING_SETTLED = SettledRuns(0, [], [], [])
 
 
+class Pending(NamedTuple):
+    """What a state has of numbers that are not settled."""
+
+    #: Results that are kept: a pipe, a number, and what the pipe's function made of its item.
+    kept: Sequence[Sequence[Any]] = ()
+    #: A number, how many calls for it failed, and how many a resume found unfinished.
+    attempts: Sequence[Sequence[int]] = ()
+
+    def renumbered(self, new: Callable[[int], int | None]) -> Pending:
+        """Return the same by other numbers, without those that have none."""
+        return Pending(
+            [
+                [pipe, other, result]
+                for pipe, number, result in self.kept
+                if (other := new(number)) is not None
+            ],
+            [
+                [other, *counts]
+                for number, *counts in self.attempts
+                if (other := new(number)) is not None
+            ],
+        )
+
+    def and_of(self, others: Pending) -> Pending:
+        """Return this together with what is known of other numbers."""
+        return Pending([*self.kept, *others.kept], [*self.attempts, *others.attempts])
+
+
+NOTHING_PENDING = Pending()
+
+
 class Recorded(Fields):
     """The place of a section: which numbers are settled, and how many were left out, and why.
 
     All before ``frontier`` are settled; ``settled`` are runs of those after it. Of the numbers in
     ``parts`` only those parts are settled. ``kept`` are results of numbers that are not settled,
     each with the number of the pipe whose function made it. ``failed`` says on how many items each
-    pipe has failed.
+    pipe has failed, and ``attempts`` how often a rollout has called for numbers in vain.
     """
 
     frontier: Count = 0
@@ -129,15 +168,17 @@ class Recorded(Fields):
     left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
     kept: Annotated[list[list[Any]], kept_form] | None = None
     failed: Annotated[Sequence[Sequence[int]], failed_form] | None = None
+    attempts: Annotated[list[list[int]], attempts_form] | None = None
 
     @classmethod
     def of(
-        cls, settled: SettledRuns, left_out: list[list[Any]], kept: list[list[Any]] | None = None
+        cls, settled: SettledRuns, left_out: list[list[Any]], pending: Pending = NOTHING_PENDING
     ) -> Recorded:
-        """Return the place where so much is settled, and was left out, with what is kept."""
+        """Return the place where so much is settled, and was left out, and the rest is pending."""
         frontier, runs, parts, failed = settled
         found = cls(frontier=frontier, settled=runs, parts=parts, left_out=left_out)
-        found.kept, found.failed = kept or None, failed or None
+        found.failed = failed or None
+        found.kept, found.attempts = map(_lists, pending)
         return found
 
     def check(self, pipe: Any) -> Iterator[str]:
@@ -147,8 +188,16 @@ class Recorded(Fields):
         """Return which numbers are settled."""
         return Settled.of(self._runs())
 
+    def pending(self) -> Pending:
+        """Return what is known of those that are not."""
+        return Pending(self.kept or (), self.attempts or ())
+
     def _runs(self) -> SettledRuns:
         return SettledRuns(self.frontier, self.settled, self.parts, self.failed or [])
+
+
+def _lists(rows: Sequence[Sequence[Any]]) -> list[list[Any]] | None:
+    return [list(each) for each in rows] or None
 
 
 def of_now(form: Form) -> Form:
@@ -319,6 +368,16 @@ def item_numbers(key: Key) -> tuple[int, ...]:
     return tuple(each if isinstance(each, int) else each.number for each in elements_of(key))
 
 
+class Watcher(Protocol):
+    """What has to know which numbers are settled."""
+
+    def settled(self, number: int) -> None:
+        """Note that a number is settled; from any thread."""
+
+    def check_ack(self, items: int) -> None:
+        """Raise RuntimeError if not so many of the items that were delivered may be settled now."""
+
+
 #: After so many items the ledger looks which of them the loader has settled.
 _LOOK_EVERY = 64
 
@@ -338,7 +397,7 @@ class Ledger:
         left_out: Iterable[Sequence[Any]] = (),
         *,
         reader: str = "",
-        kept: Iterable[Sequence[Any]] = (),
+        pending: Pending = NOTHING_PENDING,
     ) -> None:
         self._settled_items = settled_items
         self._shares = shares
@@ -346,8 +405,12 @@ class Ledger:
         self._has_warned = False
         # The results that are kept of numbers that are not settled, by the numbers of the pipes.
         self._kept: dict[int, dict[int, Any]] = {}
-        for pipe, number, result in kept:
+        for pipe, number, result in pending.kept:
             self._kept.setdefault(number, {})[pipe] = result
+        # Of those numbers, how many calls failed, and how many a resume found unfinished.
+        self._attempts = {number: (failed, cut) for number, failed, cut in pending.attempts}
+        # A rollout that has to know what is settled.
+        self._watcher: Watcher | None = None
         # On how many items pipes had failed before, and which have on those that are not settled.
         self._failed_before: Counter[int] = sum((share.failed for share in shares), Counter())
         self._failing: dict[int, set[int]] = {}
@@ -445,19 +508,55 @@ class Ledger:
         """Return the results that are kept for an item, by the numbers of the pipes."""
         return self._kept.get(number, {})
 
-    def keeps(self) -> bool:
-        """Whether any result is kept."""
-        return bool(self._kept)
+    def attempts(self, number: int) -> tuple[int, int]:
+        """Return how many calls for a number failed, and how many a resume found unfinished."""
+        return self._attempts.get(number, (0, 0))
 
-    def kept(self) -> list[list[Any]]:
-        """Return all results that are kept: a pipe, a number and the result."""
+    def note_attempts(self, number: int, failed: int, cut_off: int) -> None:
+        """Note the same; ``cut_off`` counts a call that runs now."""
+        with self._lock:
+            if failed or cut_off:
+                self._attempts[number] = failed, cut_off
+            else:
+                self._attempts.pop(number, None)
+
+    def knows_of_unsettled(self) -> bool:
+        """Whether a state has anything of numbers that are not settled."""
+        return bool(self._kept or self._attempts)
+
+    def pending(self) -> Pending:
+        """Return what a state has of numbers that are not settled."""
         with self._lock:
             self._catch_up()
-            return [
+            kept = [
                 [pipe, number, result]
                 for number, results in sorted(self._kept.items())
                 for pipe, result in results.items()
             ]
+            return Pending(
+                kept, [[number, *each] for number, each in sorted(self._attempts.items())]
+            )
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell a rollout of each number that is settled from now on."""
+        self._watcher = watcher
+
+    def check_ack(self, items: int) -> None:
+        """Raise RuntimeError if not so many of the items that were delivered may be settled now."""
+        if self._watcher is not None:
+            self._watcher.check_ack(items)
+
+    def catch_up(self) -> None:
+        """Settle what the loader has settled, if anybody waits for it."""
+        if self._watcher is not None:
+            with self._lock:
+                self._catch_up()
+
+    def is_nothing_on_the_way(self) -> bool:
+        """Whether all that left the section is settled."""
+        with self._lock:
+            self._catch_up()
+            return not self._on_the_way
 
     def hand_on(self, key: Key) -> None:
         """Note that an item leaves the section."""
@@ -558,7 +657,7 @@ class Ledger:
             else:
                 index, share = divmod(element.number, len(shares))
                 shares[share].add(ItemPart(index, element.at))
-            if self._kept or self._failing:
+            if self._kept or self._failing or self._watcher is not None:
                 number = element if isinstance(element, int) else element.number
                 self._forget(number, index, share)
 
@@ -566,7 +665,10 @@ class Ledger:
         """Forget what was kept of a number, and count its failures, if it is settled now."""
         if index in self._shares[share]:
             self._kept.pop(number, None)
+            self._attempts.pop(number, None)
             self._shares[share].failed.update(self._failing.pop(number, ()))
+            if self._watcher is not None:
+                self._watcher.settled(number)
 
 
 class Told(NamedTuple):

@@ -12,11 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, is_pipe
+from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.fresh_batches import Fresh
+from asyncloader.datapipes.grouping import TokenBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Expander
 from asyncloader.datapipes.recording import Expanding, Joining, Numbering, Settling, Stage, Within
 from asyncloader.datapipes.replaying import keeps_positions
+from asyncloader.datapipes.rollouts import Rollout
 from asyncloader.datapipes.running.cursors import take_number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
@@ -110,11 +114,13 @@ def _lost(pipes: Sequence[Any]) -> Iterator[Any]:
         # What a pipe answers is tried on a copy, which it may change.
         stage = stage_of(copy.copy(pipe))
         keeps = keeps_results(pipe)
+        # What is known of each number by itself says nothing of several together.
+        takes_single = keeps or has_name(pipe, "rollout")
         is_single = is_single and not is_put_together
         if (
             stage is None
             or (isinstance(stage, Expanding) and not may_expand)
-            or (keeps and not is_single)
+            or (takes_single and not is_single)
         ):
             yield pipe
         # Parts have to be the same again, and what has several numbers will have others.
@@ -141,8 +147,11 @@ def as_recorded(end: Any) -> Any:
 def _in_stages(end: Any, pipes: Sequence[Any]) -> tuple[Any, Any]:
     """Let pipes of a graph run on numbered items; return the graph's end and their last one's."""
     last = None
+    judge = next(filter(_judges, pipes), None)
     for pipe in pipes:
-        stage = last = stage_of(pipe)
+        stage = last = stage_of(pipe) if judge is None else _stage_behind(judge, pipe)
+        if isinstance(stage, Fresh):
+            judge = None
         if stage is not pipe:
             if stage.source is not pipe:
                 # Stats and errors name the pipe that the user wrote.
@@ -152,6 +161,31 @@ def _in_stages(end: Any, pipes: Sequence[Any]) -> tuple[Any, Any]:
                 stage.is_copied = is_replicable(pipe)
             end = replaced(end, pipe, stage)
     return end, last
+
+
+def _judges(pipe: Any) -> bool:
+    """Whether what makes batches of a pipe's items has to look which are too old."""
+    return isinstance(pipe, Rollout) and pipe.judges
+
+
+def _stage_behind(judge: Any, pipe: Any) -> Any:
+    """Return what takes the place of a pipe behind a rollout whose results may be too old."""
+    if isinstance(pipe, Batcher):
+        keeps_rest = not pipe.drop_last
+        return Fresh(pipe.source, judge, pipe.full, pipe.batched, keeps_rest=keeps_rest)
+    if isinstance(pipe, TokenBatcher):
+        return Fresh(pipe.source, judge, pipe.full, list, keeps_rest=True)
+    return stage_of(pipe)
+
+
+def puts_together(pipe: Any) -> bool:
+    """Whether a pipe makes one item of several, in a recorded section."""
+    return isinstance(stage_of(copy.copy(pipe)), Joining)
+
+
+def makes_fresh_batches(pipe: Any) -> bool:
+    """Whether a pipe can look which of its items are too old, before it makes a batch of them."""
+    return isinstance(pipe, TokenBatcher) or (isinstance(pipe, Batcher) and pipe.max_wait is None)
 
 
 def recorded_in_worker(end: Any) -> tuple[Any, bool]:

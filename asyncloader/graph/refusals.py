@@ -19,9 +19,11 @@ from asyncloader.datapipes.caching.memory_caching import InMemoryCacheHolder
 from asyncloader.datapipes.call import itself
 from asyncloader.datapipes.combining import Together
 from asyncloader.datapipes.edges import drawn_above, pipes_from, read_apart
+from asyncloader.datapipes.grouping import TokenBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.random_splitting import RandomSplit
 from asyncloader.datapipes.recording import Numbering
+from asyncloader.datapipes.rollouts import Rollout
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
     acts_for,
@@ -34,6 +36,7 @@ from asyncloader.datapipes.running.traits import (
     is_fullsync,
     is_ours,
     is_repeatable,
+    is_shuffler,
     is_splitter,
     is_without_order,
     lives_with_loader,
@@ -62,6 +65,8 @@ from asyncloader.graph.recorded import (
     counts_all,
     hard_behind,
     hard_to_record,
+    makes_fresh_batches,
+    puts_together,
     recorded_from,
     section,
     unrepeatable,
@@ -83,6 +88,7 @@ class Purpose(StrEnum):
     STATE = "for a state"
     STATE_AS_READY = "for a state of workers with in_order=False"
     ACKNOWLEDGE = "to acknowledge items"
+    DELIVER = "without acknowledge=True"
     RESTART = "for a restart of workers"
 
 
@@ -149,6 +155,7 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
             return (
                 *(_raced_branches, _split_after_drawing, _kept_after_drawing),
                 *(_not_last, _left_behind, _drawn_for_several, _not_recorded),
+                *(_let_wait, _batches_too_large, _not_judged),
             )
         case Purpose.REQUESTS:
             return _several_feeds, _not_for_requests
@@ -173,6 +180,8 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
             return (_without_a_record_as_ready,)
         case Purpose.ACKNOWLEDGE:
             return (_never_again_to_acknowledge,)
+        case Purpose.DELIVER:
+            return (_lag_unknown,)
         case Purpose.RESTART:
             return _dealt_without_order, _without_a_place_in_workers, _without_a_record_in_workers
 
@@ -411,6 +420,69 @@ def _hard(pipe: Any, first: Any) -> Said:
         f" each item, which cannot be told of what {stage_name(pipe)} yields",
         f"{instead}, or do its work in your loop, behind the loader",
     )
+
+
+def _rollouts(graph: Graph) -> Iterator[tuple[Rollout[Any], list[Any]]]:
+    """Yield the rollouts with ``max_lag``, each with the pipes that follow it."""
+    # A graph that is run was looked at before.
+    if any(isinstance(pipe, Numbering) for pipe in graph.pipes):
+        return
+    for pipe in graph.pipes:
+        if isinstance(pipe, Rollout) and pipe.max_lag is not None:
+            yield pipe, section(graph, pipe)[1:]
+
+
+def _batches_too_large(graph: Graph) -> Iterator[Said]:
+    """Yield batches that need more prompts than may be begun before one of them is trained."""
+    for rollout, pipes in _rollouts(graph):
+        capacity, size = rollout.admission.capacity, 1
+        batches = [pipe for pipe in pipes if isinstance(pipe, Batcher) and pipe.max_wait is None]
+        for batch in batches:
+            size *= batch.batch_size
+        if capacity is not None and size > capacity:
+            yield (
+                f"{' and '.join(map(stage_name, batches))} would wait for {size} prompts, and"
+                f" {stage_name(rollout)} begins at most {capacity} before one is acknowledged, so"
+                " it would wait for ever",
+                "Make the batches smaller, or raise per_step or max_lag",
+            )
+
+
+def _not_judged(graph: Graph) -> Iterator[Said]:
+    """Yield what keeps a batch from looking which of its items are too old for it."""
+    for rollout, pipes in _rollouts(graph):
+        if rollout.judges and not any(map(makes_fresh_batches, pipes)):
+            yield (
+                f'{stage_name(rollout)} has order="ready" and max_lag, where a batch is made only'
+                " of what is young enough when it is trained, and no pipe behind it makes batches",
+                'Add batch or batch_tokens, or use order="source"',
+            )
+
+
+def _let_wait(graph: Graph) -> Iterator[Said]:
+    """Yield pipes because of which a result may wait until the policy is too new for it."""
+    for rollout, pipes in _rollouts(graph):
+        for pipe in pipes:
+            is_batch = isinstance(pipe, Batcher | TokenBatcher)
+            if (
+                is_shuffler(pipe)
+                or is_without_order(pipe)
+                or (puts_together(pipe) and not is_batch)
+            ):
+                yield (
+                    f"{stage_name(pipe)} may let a result of {stage_name(rollout)} wait while later"
+                    " ones are trained, so max_lag would not hold",
+                    f"Put {stage_name(pipe)} before it, or let it keep the order",
+                )
+
+
+def _lag_unknown(graph: Graph) -> Iterator[Said]:
+    for rollout, _ in _rollouts(graph):
+        yield (
+            f"{stage_name(rollout)} has max_lag, so the loader must know what was trained",
+            "Pass acknowledge=True to it, and call ack() after each step, once the version is"
+            " advanced",
+        )
 
 
 # In workers, and on ranks ---------------------------------------------------------------

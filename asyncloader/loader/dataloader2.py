@@ -19,6 +19,7 @@ from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.full_sync import Uneven
+from asyncloader.datapipes.prompts import InFlight
 from asyncloader.datapipes.running.cursors import set_numbers
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
@@ -32,6 +33,7 @@ from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.loader.page.asking import is_asked_for
+from asyncloader.loader.paused import Paused
 from asyncloader.loader.stats import LoaderStats, stats_of
 from asyncloader.loader.torch_names import batcher_of, dataset_of, no_sampler
 from asyncloader.places.elastic import Role
@@ -392,6 +394,33 @@ class DataLoader2(Generic[T_co]):
         self._buffer.resume()
         self._engine.lifecycle.resume()
 
+    def paused(self, in_flight: InFlight = "wait") -> Paused:
+        """Return a pause in which the graph's ``rollout`` begins no call, to send new weights.
+
+        It is entered by ``async with``, or by ``with`` in a program without an event loop. With
+        ``in_flight="wait"`` it begins once the calls that run have ended, with "keep" at once, and
+        they run on. With "abort" they are cancelled, and are made again later, which is no failure:
+        what a call returns all the same is taken, and it may keep a part by
+        ``raise Again(partial)``. The loader goes on to yield what is finished.
+
+        >>> from asyncloader.datapipes.iter import IterableWrapper
+        >>> async def generate(prompt):
+        ...     return prompt.upper()
+        >>> with DataLoader2(IterableWrapper("ab").rollout(generate)) as loader:
+        ...     for answer in loader:
+        ...         with loader.paused():
+        ...             pass  # send the weights
+        """
+        if in_flight not in ("wait", "keep", "abort"):
+            raise ValueError(f'in_flight must be "wait", "keep" or "abort", got {in_flight!r}')
+        self._check_has_graph()
+        if not self._engine.lifecycle.gates():
+            raise ValueError(
+                "paused() is for the calls of a rollout, and this graph has none; pause() stops the"
+                " whole loader"
+            )
+        return Paused(self._engine.lifecycle.gates, in_flight)
+
     def ack(self, count: int = 1) -> None:
         """Acknowledge the ``count`` oldest items that were yielded and not acknowledged.
 
@@ -584,6 +613,8 @@ class DataLoader2(Generic[T_co]):
         if unrepeatable(graph) is not None:
             # It is run as another one, in which nobody would find what is refused.
             check_graph(graph, Purpose.RUN)
+            if not self._acknowledges:
+                check_graph(graph, Purpose.DELIVER)
         self._engine.lifecycle.use_graph(Graph(as_recorded(as_run(copy_graph(graph.end)))))
 
     def _check_has_graph(self) -> None:

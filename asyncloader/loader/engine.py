@@ -147,7 +147,7 @@ class Engine:
         ``start`` is where the present run of its epoch began.
         """
         recorded = self._recorded()
-        keeps = recorded is not None and recorded.ledger.keeps()
+        keeps = recorded is not None and recorded.ledger.knows_of_unsettled()
         if count == start.before and (recorded is None or not (start.position or keeps)):
             return start
         if recorded is not None:
@@ -171,7 +171,13 @@ class Engine:
 
     def ack(self, count: int) -> None:
         """Acknowledge the oldest items that were not; from any thread."""
-        self._buffer.ack(count)
+        start, recorded = self._start, self._recorded()
+        if recorded is None or start is None:
+            self._buffer.ack(count)
+            return
+        ledger, before = recorded.ledger, start.before
+        self._buffer.ack(count, lambda settled: ledger.check_ack(settled - before))
+        ledger.catch_up()
 
     @property
     def unacknowledged(self) -> int:
@@ -232,6 +238,7 @@ class Engine:
     def _record(self, start: EpochStart, buffer: ItemBuffer) -> None:
         """Let the record of the next run know which items need not come again."""
         self.lifecycle.settled_items = lambda: buffer.settled - start.before
+        self.lifecycle.delivered_items = lambda: buffer.passed - start.before
 
     def _begun_async(self, start: EpochStart, buffer: ItemBuffer) -> AsyncEpoch:
         self._record(start, buffer)

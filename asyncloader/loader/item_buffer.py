@@ -16,6 +16,7 @@ from typing import Any
 
 from asyncloader.arguments import checked_count
 from asyncloader.datapipes.running.in_flight import HandedOver
+from asyncloader.waiting import do_nothing
 
 _NO_LIMIT = sys.maxsize
 
@@ -101,8 +102,11 @@ class ItemBuffer:
         with self.lock:
             return self.passed - self.acknowledged
 
-    def ack(self, count: int) -> None:
-        """Acknowledge the ``count`` oldest of the items that passed; from any thread."""
+    def ack(self, count: int, check: Callable[[int], object] = do_nothing) -> None:
+        """Acknowledge the ``count`` oldest of the items that passed; from any thread.
+
+        ``check`` raises if not so many may be acknowledged now, those of before included.
+        """
         if self.acknowledged is None:
             raise RuntimeError(
                 "ack() needs a loader that counts what is acknowledged: make it with"
@@ -116,6 +120,7 @@ class ItemBuffer:
                     f"ack({count}) asks for more items than wait for it: {left} were delivered and"
                     " not acknowledged"
                 )
+            check(self.acknowledged + count)
             self.acknowledged += count
 
     def is_closed(self) -> bool:

@@ -16,7 +16,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.prompts import Gate
 from asyncloader.datapipes.recording import Numbering, NumberingPass
+from asyncloader.datapipes.rollouts import Rollout
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, RunTree
@@ -76,6 +78,8 @@ class Lifecycle:
         self._why_no_state = ""
         #: Says how many of the items of the epoch's present run the loader needs no more.
         self.settled_items: Callable[[], int] = lambda: 0
+        #: Says how many of them were delivered.
+        self.delivered_items: Callable[[], int] = lambda: 0
         # Whether it is recorded what becomes of each item; the pipe with which items get their
         # numbers then, and where that began.
         self._records = self._is_to_record = self._has_to_record = False
@@ -125,6 +129,11 @@ class Lifecycle:
             return None
         found: NumberingPass | RecordedPass | None = self._tree.latest_pass(self._numbering)
         return found
+
+    def gates(self) -> list[Gate]:
+        """Return what lets the calls of the graph's rollouts begin, or not."""
+        pipes = () if self._graph is None else self._graph.pipes
+        return [pipe.gate for pipe in pipes if isinstance(pipe, Rollout)]
 
     def reason_to_end(self, items: int) -> str:
         """Return why the epoch may have ended after so many items though more were read, or ""."""
@@ -348,7 +357,7 @@ class Lifecycle:
         if prepared is not self.adapted:
             pipes, _, added = self._seen(prepared)
         self._tree = tree = RunTree(pipes)
-        tree.settled_items = self.settled_items
+        tree.settled_items, tree.delivered_items = self.settled_items, self.delivered_items
         self._begun_with, self._numbering = start, self._numbering_in(prepared)
         self._recorded_end = prepared
         self._why_no_state = added_without_order(added) if added else self._why_no_state

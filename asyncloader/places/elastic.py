@@ -42,7 +42,7 @@ from asyncloader.datapipes.running.traits import (
     stands_in_for_dealt,
     takes_turns,
 )
-from asyncloader.datapipes.settled import Recorded, Settled, SettledRuns
+from asyncloader.datapipes.settled import Pending, Recorded, Settled, SettledRuns
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
@@ -165,8 +165,8 @@ class WholeRecord(NamedTuple):
 
     settled: Settled
     left_out: list[list[Any]]
-    #: The results that are kept of numbers that are not settled.
-    kept: list[list[Any]]
+    #: What is known of numbers that are not settled.
+    pending: Pending
     #: From where the pipes above the division make again what is not settled.
     above: Cursors
 
@@ -179,7 +179,7 @@ def _whole_record(
     if not taken_with:
         record = Recorded.loaded(cursors[_number(recorded_from(graph))])
         own_above = {number: cursor for number, cursor in cursors.items() if number in above}
-        return WholeRecord(record.numbers(), record.left_out, record.kept or [], own_above)
+        return WholeRecord(record.numbers(), record.left_out, record.pending(), own_above)
     own = cursors[_number(part.end)]
     shares = [Settled.of(SettledRuns(*share)) for share in own["shares"]]
     place = place_of_shares(own)
@@ -190,16 +190,16 @@ def _whole_record(
         behind = frontiers.index(min(frontiers))
         marked = place.starts[behind].mark.cursors
         own_above = {number: cursor for number, cursor in marked.items() if number in above}
-    kept = own.get("kept", [])
-    return WholeRecord(joined_shares(shares), own["left_out"], kept, own_above)
+    pending = Pending(own.get("kept", ()), own.get("attempts", ()))
+    return WholeRecord(joined_shares(shares), own["left_out"], pending, own_above)
 
 
 def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: int) -> Cursors:
     """Return the cursors with which so many workers, or none, go on after what is settled."""
-    settled, left_out, kept, above = whole
+    settled, left_out, pending, above = whole
     if not run_with:
         first = recorded_from(graph)
-        return {**above, _number(first): Recorded.of(settled.plain(), left_out, kept).saved()}
+        return {**above, _number(first): Recorded.of(settled.plain(), left_out, pending).saved()}
     shares = [share.plain() for share in shared(settled, run_with)]
     division = _worker_division(_numbered(graph, part), "")
     deal, marks = None, [Mark(frontier, above) for frontier, *_ in shares]
@@ -207,7 +207,7 @@ def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: in
         taken = tuple(frontier for frontier, *_ in shares)
         marks = [Mark(count, {_number(division): {"taken": count}}) for count in taken]
         deal = DealStart(Mark(settled.frontier, above), taken)
-    return {_number(part.end): shares_recorded(shares, marks, left_out, deal, kept)}
+    return {_number(part.end): shares_recorded(shares, marks, left_out, deal, pending)}
 
 
 def joined_shares(shares: Sequence[Settled]) -> Settled:
@@ -457,13 +457,11 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     own = RankOrder(role.rank, role.ranks, _block_size(graph, division, role.workers))
     # Each number is counted once, whoever has left it out.
     left_out = _sum_of([record.left_out for _, record in records]) if role.rank == 0 else []
-    kept = [
-        [pipe, index, result]
-        for order, record in records
-        for pipe, at, result in record.kept
-        if (index := own.own_index(order.number(at))) is not None
-    ]
-    mine = WholeRecord(own.share_of(whole), left_out, kept, own_above)
+    pending = Pending()
+    for order, record in records:
+        by_rank = record.pending.renumbered(order.number)
+        pending = pending.and_of(by_rank.renumbered(own.own_index))
+    mine = WholeRecord(own.share_of(whole), left_out, pending, own_above)
     if part is not None:
         cursors = _record_for(graph, part, mine, role.workers)
     else:
@@ -477,16 +475,16 @@ def _record_of_rank(
 ) -> tuple[RankOrder, WholeRecord]:
     clash = "the states cannot be resumed by other ranks or workers"
     if not one.cursors:
-        return order, WholeRecord(Settled(), [], [], {})
+        return order, WholeRecord(Settled(), [], Pending(), {})
     if part is not None:
         return order, _whole_record(graph, part, one.cursors, one.workers, clash)
     alone = refit(graph, one.cursors, taken_with=one.workers, run_with=0)
     record = Recorded.loaded(alone[_number(recorded_from(graph))])
-    return order, WholeRecord(record.numbers(), record.left_out, record.kept or [], alone)
+    return order, WholeRecord(record.numbers(), record.left_out, record.pending(), alone)
 
 
 def _record_here(first: Any, whole: WholeRecord) -> Cursors:
-    record = Recorded.of(whole.settled.plain(), whole.left_out, whole.kept)
+    record = Recorded.of(whole.settled.plain(), whole.left_out, whole.pending)
     return {**whole.above, _number(first): record.saved()}
 
 

@@ -34,7 +34,9 @@ from asyncloader.datapipes.running.cursors import Cursor
 from asyncloader.datapipes.settled import (
     NOTHING_SETTLED,
     Ledger,
+    Pending,
     SettledRuns,
+    attempts_form,
     contradictions,
     failed_form,
     kept_form,
@@ -225,6 +227,7 @@ class SharesRecorded(Fields):
     left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
     kept: Annotated[list[list[Any]], kept_form] | None = None
     deal: Annotated[list[Any], Of(_deal_form)] | None = None
+    attempts: Annotated[list[list[int]], attempts_form] | None = None
 
     def check(self, pipe: PartFacts) -> Iterator[str]:
         for share in self.shares:
@@ -259,7 +262,7 @@ def cursor_of_shares(
     """
     shares, left_out = ledger.state()
     marks, deal = marks_at([frontier for frontier, *_ in shares])
-    return shares_recorded(shares, marks, left_out, deal, ledger.kept())
+    return shares_recorded(shares, marks, left_out, deal, ledger.pending())
 
 
 def shares_recorded(
@@ -267,7 +270,7 @@ def shares_recorded(
     marks: Iterable[Mark],
     left_out: list[list[Any]],
     deal: DealStart | None,
-    kept: list[list[Any]],
+    pending: Pending,
 ) -> Cursor:
     """Return such a place as a cursor."""
     cursor = SharesRecorded(
@@ -276,7 +279,8 @@ def shares_recorded(
         marks=list(map(_plain_mark, marks)),
         left_out=left_out,
     )
-    cursor.kept = kept or None
+    cursor.kept = [list(each) for each in pending.kept] or None
+    cursor.attempts = [list(each) for each in pending.attempts] or None
     if deal is not None:
         cursor.deal = [_plain_mark(deal.mark), list(deal.dealt)]
     return cursor.saved()

@@ -23,7 +23,7 @@ from asyncloader.datapipes.running.cursors import (
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import cancelled
-from asyncloader.datapipes.settled import Ledger, Settled, SettledRuns
+from asyncloader.datapipes.settled import NOTHING_PENDING, Ledger, Pending, Settled, SettledRuns
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.places.elastic import spread_place
@@ -283,7 +283,7 @@ class RecordedPass(FromWorkersPass):
         self,
         shares: Sequence[Settled],
         left_out: Iterable[Sequence[Any]] = (),
-        kept: Iterable[Sequence[Any]] = (),
+        pending: Pending = NOTHING_PENDING,
     ) -> None:
         pipe: FromWorkers = self.pipe
         self.ledger = Ledger(
@@ -291,7 +291,7 @@ class RecordedPass(FromWorkersPass):
             shares,
             left_out,
             reader=pipe.part,
-            kept=kept,
+            pending=pending,
         )
 
     def begin(self, listener: Callable[[], object]) -> WorkerStream:
@@ -336,7 +336,7 @@ class RecordedPass(FromWorkersPass):
             self._begin_with(
                 [Settled.of(SettledRuns(*share)) for share in cursor["shares"]],
                 cursor["left_out"],
-                cursor.get("kept", ()),
+                Pending(cursor.get("kept", ()), cursor.get("attempts", ())),
             )
             stream.resume_at(place_of_shares(cursor))
         return 0

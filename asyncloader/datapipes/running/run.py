@@ -103,6 +103,9 @@ class RunTree:
     #: Says how many of the items that a loader has got it needs no more.
     settled_items: Callable[[], int] = staticmethod(lambda: 0)
 
+    #: Says how many of its items a loader has delivered.
+    delivered_items: Callable[[], int] = staticmethod(lambda: 0)
+
     #: Tells the loader at once what a worker has left out.
     tell: Callable[[], object] = staticmethod(lambda: None)
 

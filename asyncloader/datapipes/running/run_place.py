@@ -134,6 +134,10 @@ class Home:
         """Drop a giver that is closed."""
         self._givers.discard(giver)
 
+    def is_waiting(self) -> bool:
+        """Whether no thread is at work: each waits for items, or for room."""
+        return all(giver.is_waiting() for giver in list(self._givers))
+
     def is_empty(self) -> bool:
         """Whether there is no thread and no task to end."""
         return not self._givers
@@ -183,6 +187,10 @@ class ThreadGiver(Generic[T]):
         await asyncio.shield(self._finished)
         if self.error is not None:
             raise self.error
+
+    def is_waiting(self) -> bool:
+        """Whether the thread waits for items, or for room."""
+        return self._waiter.is_waiting
 
     def stop(self) -> None:
         """Let the thread end after the item in progress."""
@@ -261,6 +269,10 @@ class TaskGiver(Generic[T]):
         name = f"asyncloader {brief_name(self._reading.pipe)}"
         self._task = begin_task(self._home.loop, self._run(), name, self._context)
         self._task.add_done_callback(self._ended)
+
+    def is_waiting(self) -> bool:
+        """Whether it is at no work that only its loop could tell of."""
+        return True
 
     def stop(self) -> None:
         """Cancel the task; call it on the home's loop, unless that is closed."""
@@ -392,6 +404,12 @@ def thread_at(
     context = contextvars.copy_context()
     context.run(PLACE.set, (home, waiter))
     return threading.Thread(target=context.run, args=(run,), name=name, daemon=True)
+
+
+def present_home() -> Home | None:
+    """Return the home of the running pass, or None for a pipe that is used alone."""
+    place = PLACE.get()
+    return None if place is None else place[0]
 
 
 def present_waiter() -> ThreadWaiter:

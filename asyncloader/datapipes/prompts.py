@@ -1,0 +1,653 @@
+"""Prompts that are called for.
+
+This file is about ``Calls``, all that one pass over a rollout has on its hands: which prompts were
+begun, which of their calls run, wait or rest, and which are finished and may be handed on. And it
+is about the ``Gate``, by which a trainer lets no call begin.
+
+    prompts ──hold──▶ Group: a call for each member ──▶ finished, in the line ──▶ a consumer
+                        ▲ waiting, to be called for │ put back, or failed
+                        └────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import heapq
+import random
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+from weakref import WeakSet
+
+from asyncloader.datapipes.admission import Again, Load
+from asyncloader.datapipes.attempts import MOST_SECONDS
+from asyncloader.datapipes.recording import NumberedItem
+from asyncloader.datapipes.running.conveyor import RunningAhead
+from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.running.run import Edge
+from asyncloader.datapipes.running.run_place import cancelled
+from asyncloader.datapipes.settled import Reason, item_numbers
+from asyncloader.datapipes.tolerance import Failure, failure_of
+from asyncloader.errors import LoaderError
+from asyncloader.runtime import begin_task, contained, released, running_loop
+from asyncloader.safe_error_text import note
+from asyncloader.waiting import call_soon
+
+InFlight = Literal["wait", "keep", "abort"]
+
+#: The result of a call that has none yet, and of one that was not begun.
+_NONE: Any = object()
+
+#: If nothing can go on for so long, an error says who holds what is missing.
+_STARVED_SECONDS = 1.0
+
+#: Where no other prompt is left to tell whether the server or a prompt is at fault, calls for it
+#: are made for so long.
+_PATIENCE_SECONDS = 60.0
+
+#: Its own generator: waits must not change what the user's code draws.
+_jitter = random.SystemRandom()
+
+
+class Gate:
+    """Lets the calls of a loader's rollout begin, or not."""
+
+    def __init__(self) -> None:
+        self._shut = 0
+        self._lock = threading.Lock()
+        self._calls: WeakSet[Calls] = WeakSet()
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether no call may begin."""
+        return self._shut > 0
+
+    def watch(self, calls: Calls) -> None:
+        """Tell these calls what to do when it is shut or opened."""
+        with self._lock:
+            self._calls.add(calls)
+
+    def shut(self, in_flight: InFlight) -> list[concurrent.futures.Future[None]]:
+        """Let no call begin; return what is done once those in flight have ended."""
+        with self._lock:
+            self._shut += 1
+            return [each.hold_back(in_flight) for each in self._calls]
+
+    def open(self) -> None:
+        """Let calls begin again, at their loop's next turn."""
+        with self._lock:
+            self._shut -= 1
+            found = list(self._calls)
+        for each in found:
+            call_soon(each.loop, each.go_on)
+
+
+class Group:
+    """One prompt: the calls for it, and their results."""
+
+    def __init__(self, item: Any, number: int, order: int, size: int) -> None:
+        #: What is handed on with the results: the numbered prompt, where it is recorded.
+        self.item = item
+        self.prompt = item.item if isinstance(item, NumberedItem) else item
+        self.number = number
+        #: How many prompts were read before it.
+        self.order = order
+        self.members = [Member(self, index) for index in range(size)]
+        #: How many of its members are not wanted any more.
+        self.lost = 0
+        #: How many calls had succeeded when one for it failed first, and when that was.
+        self.failed_at: int | None = None
+        self.failed_since = 0.0
+        #: How many calls for it an earlier run had begun and not ended.
+        self.cut_off = 0
+        self.stale = 0
+        self.is_late = False
+        #: Whether nothing is done for it any more: it is finished, or left out.
+        self.is_over = False
+        self.is_handed_on = self.is_in_line = False
+        self.error: BaseException | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def done(self) -> list[Member]:
+        """Return the members that have their results."""
+        return [each for each in self.members if each.result is not _NONE]
+
+    def begun_at(self) -> int:
+        """Return the version of the oldest part of its results."""
+        return min((each.begun_at or 0 for each in self.done()), default=0)
+
+    def begin_anew(self) -> None:
+        """Forget the results, to be called for again."""
+        before = self.members
+        self.members = [Member(self, index) for index in range(len(before))]
+        for member, former in zip(self.members, before, strict=True):
+            member.attempt = former.attempt
+        self.lost, self.is_late = 0, False
+        self.is_over = self.is_handed_on = False
+
+
+class Member:
+    """One of the calls for a prompt."""
+
+    def __init__(self, group: Group, member: int) -> None:
+        self.group = group
+        #: What the user's function may be told.
+        self.member = member
+        self.attempt = 0
+        self.partial: Any = None
+        self.version = 0
+        #: The version of the oldest part of its result, or of what is partial; None before.
+        self.begun_at: int | None = None
+        self.result: Any = _NONE
+        self.is_lost = False
+        self.is_aborted = False
+        #: Since when its call runs, by its loop's clock.
+        self.since: float | None = None
+
+    @property
+    def number(self) -> int:
+        """The prompt's number."""
+        return self.group.number
+
+    def __lt__(self, other: Member) -> bool:
+        return (self.group.number, self.member) < (other.group.number, other.member)
+
+
+@dataclass
+class RolloutCounts:
+    """What stats tell of a rollout: counts of this pass."""
+
+    calls: int = 0
+    again: int = 0
+    failed: int = 0
+    stale: int = 0
+
+
+class Records(Protocol):
+    """What knows what becomes of the prompts: the pass that the calls belong to."""
+
+    #: The prompts that were begun and are not settled, by their numbers.
+    unsettled: dict[int, Group]
+    counted: RolloutCounts
+
+    @property
+    def pipe(self) -> Any:
+        """The rollout."""
+
+    @property
+    def source(self) -> Edge[Any]:
+        """What gives the prompts."""
+        raise NotImplementedError
+
+    def version(self) -> int:
+        """Return the policy's number."""
+
+    def begin(self, group: Group) -> None:
+        """Note that a prompt is begun."""
+
+    def attempts(self, number: int) -> tuple[int, int]:
+        """Return how many calls for a prompt failed, and how many were cut off."""
+
+    def note_attempts(self, number: int, failed: int, cut_off: int) -> None:
+        """Note the same."""
+
+    def kept(self, group: Group) -> tuple[int, list[Any]] | None:
+        """Return the version and the results that a state has of a prompt, or None."""
+
+    def keep(self, group: Group) -> None:
+        """Keep the results of a prompt for a state, if it is to have them."""
+
+    def leave_out(self, group: Group, reason: str) -> None:
+        """Settle a prompt of which nothing comes."""
+
+    def handed_on(self, group: Group) -> Any:
+        """Return what is yielded for a prompt."""
+
+    def changed(self) -> None:
+        """Let what makes batches of the results look again."""
+
+    def is_all_made(self) -> bool:
+        """Whether no prompt may come back from those who read the results."""
+
+    def is_all_held(self) -> bool:
+        """Whether nothing has left the section that is not settled."""
+
+    def is_everybody_waiting(self) -> bool:
+        """Whether no pipe behind the calls has anything to do."""
+
+    def starved(self) -> LoaderError:
+        """Return the error that says who holds the prompts that are begun."""
+
+
+class Calls(RunningAhead):
+    """The calls of one pass, and what they have made that was not handed on.
+
+    All but ``hold_back`` belongs to the loop.
+    """
+
+    def __init__(self, running: Records) -> None:
+        super().__init__(running.source)
+        pipe = running.pipe
+        self.pipe = pipe
+        self._running = running
+        self._call = pipe.call()
+        self._size = pipe.group or 1
+        #: The running calls.
+        self.under_way: dict[asyncio.Task[Any], Member] = {}
+        # Members to call for, lowest numbers first; and the timers of those that rest.
+        self._waiting: list[Member] = []
+        self._resting: dict[Member, asyncio.TimerHandle] = {}
+        # The prompts that were not handed on, as a heap, and some that were.
+        self._line: list[tuple[int, Group]] = []
+        self._finished: list[tuple[int, Group]] = []
+        self._unfinished = self._held = self._read = 0
+        self._succeeded = self._failed_in_a_row = 0
+        self._ended: list[concurrent.futures.Future[None]] = []
+        self._hungry: asyncio.TimerHandle | None = None
+        #: Whether the source has ended.
+        self.has_read_all = False
+        self._is_closing = False
+        pipe.gate.watch(self)
+
+    # Reading prompts ----------------------------------------------------------------------
+
+    async def work(self) -> None:
+        try:
+            await self.read()
+            self.has_read_all = True
+            self._note_change()
+            await self.until(self._is_idle)
+        finally:
+            self._may_cancel, self._is_closing = False, True
+            if running_loop() is not None:
+                await cancelled(self.under_way)
+
+    def hold(self, item: Any) -> None:
+        number = self._read
+        if isinstance(item, NumberedItem):
+            # Only single items come here.
+            (number,) = item_numbers(item.key)
+        group = Group(item, number, self._read, self._size)
+        self._read += 1
+        self.reads.passed(self._read)
+        running = self._running
+        running.begin(group)
+        failed, group.cut_off = running.attempts(number)
+        for member in group.members:
+            member.attempt = failed
+        kept = running.kept(group)
+        self._take_up(group)
+        if kept is not None:
+            self._give_kept(group, *kept)
+        elif self.pipe.attempts is not None and group.cut_off >= self.pipe.attempts:
+            self._leave_out(group, Reason.ATTEMPTS)
+        else:
+            self._call_for(group.members)
+
+    def _take_up(self, group: Group) -> None:
+        self._held += 1
+        self._unfinished += 1
+        if not group.is_in_line:
+            group.is_in_line = True
+            heapq.heappush(self._line, (group.order, group))
+
+    def _give_kept(self, group: Group, version: int, results: list[Any]) -> None:
+        for member, result in zip(group.members, results, strict=False):
+            member.begun_at, member.result = version, result
+        self._finish(group)
+
+    def has_room(self) -> bool:
+        return (
+            not self._is_shut() and not self._waiting and self.pipe.admission.admits(self._load())
+        )
+
+    def _load(self) -> Load:
+        ahead = self._read - self._oldest()
+        return Load(len(self.under_way), len(self._running.unsettled), self._held, ahead)
+
+    def _oldest(self) -> int:
+        line = self._line
+        while line and line[0][1].is_handed_on:
+            heapq.heappop(line)[1].is_in_line = False
+        return line[0][0] if line else self._read
+
+    # Calls --------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """Begin what may begin; on the loop."""
+        self._begin_calls()
+        self.wake_reader()
+
+    def call_again(self, group: Group) -> None:
+        """Call for a prompt again that was handed on; on the loop."""
+        group.begin_anew()
+        self._take_up(group)
+        self._call_for(group.members)
+
+    def _call_for(self, members: list[Member]) -> None:
+        for member in members:
+            heapq.heappush(self._waiting, member)
+        self._begin_calls()
+
+    def _begin_calls(self) -> None:
+        most = self.pipe.concurrency
+        while self._waiting and len(self.under_way) < most and not self._is_shut():
+            member = heapq.heappop(self._waiting)
+            if member.group.is_over or member.is_lost:
+                continue
+            task = begin_task(self.loop, contained(self._made, member), "asyncloader rollout")
+            self.under_way[task] = member
+            task.add_done_callback(self._end_call)
+
+    def _is_shut(self) -> bool:
+        return self.pipe.gate.is_shut or self._is_closing
+
+    async def _made(self, member: Member) -> Any:
+        if self._is_shut():
+            # It was shut since the task was made.
+            return _NONE
+        member.version = self._running.version()
+        if member.begun_at is None:
+            member.begun_at = member.version
+        self._running.counted.calls += 1
+        member.since = self.loop.time()
+        group = member.group
+        if group.timer is None and self.pipe.group_timeout is not None:
+            group.timer = self.loop.call_later(self.pipe.group_timeout, self._be_late, group)
+        self._note_attempts(group)
+        try:
+            return await self._call(member)
+        except Again as again:
+            return again
+        except BaseException as error:
+            if running_loop() is None:
+                raise
+            return failure_of(error, member.group.prompt, self.pipe)
+
+    def _end_call(self, task: asyncio.Task[Any]) -> None:
+        member = self.under_way.pop(task)
+        group, member.since = member.group, None
+        is_aborted, member.is_aborted = member.is_aborted, False
+        if self._is_closing or group.is_over or member.is_lost:
+            # Nobody needs it any more. Look at the error, or asyncio would log it.
+            _ = task.cancelled() or task.exception()
+        elif task.cancelled():
+            self._put_back(member)
+        else:
+            self._take_outcome(member, task, is_aborted)
+        if not group.is_over:
+            self._note_attempts(group)
+        if not self.under_way:
+            self._release_holders()
+        self._begin_calls()
+        self._note_change()
+
+    def _take_outcome(self, member: Member, task: asyncio.Task[Any], is_aborted: bool) -> None:
+        try:
+            outcome = released(task.result())
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it
+            self._stop(error)
+            return
+        if outcome is _NONE:
+            self._put_back(member)
+        elif outcome.__class__ is Again:
+            self._running.counted.again += 1
+            member.partial = outcome.partial
+            self._put_back(member)
+        elif outcome.__class__ is not Failure:
+            self._succeed(member, outcome)
+        elif is_aborted:
+            self._put_back(member)
+        else:
+            self._fail_call(member, outcome.error)
+
+    def _put_back(self, member: Member) -> None:
+        if member.partial is None:
+            member.begun_at = None
+        heapq.heappush(self._waiting, member)
+
+    def _succeed(self, member: Member, result: Any) -> None:
+        member.result, member.partial = result, None
+        self._succeeded += 1
+        self._failed_in_a_row = 0
+        self._look_at(member.group)
+
+    def _fail_call(self, member: Member, error: Exception) -> None:
+        pipe, group = self.pipe, member.group
+        self._running.counted.failed += 1
+        member.attempt += 1
+        member.partial = member.begun_at = None
+        self._failed_in_a_row += 1
+        if group.failed_at is None:
+            group.failed_at, group.failed_since = self._succeeded, self.loop.time()
+        if pipe.on_error == "raise":
+            group.error = error
+            self._finish(group)
+        elif self._failed_in_a_row >= pipe.max_failures:
+            note(error, f"{self._failed_in_a_row} calls of {stage_name(pipe)} failed in a row")
+            self._stop(error)
+        elif self._has_had_its_attempts(member):
+            reason = Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.ATTEMPTS
+            self._lose(member, reason)
+        else:
+            seconds = self._seconds_to_rest(member.attempt)
+            self._resting[member] = self.loop.call_later(seconds, self._rested, member)
+
+    def _has_had_its_attempts(self, member: Member) -> bool:
+        """Whether a member is given up; not as long as nothing else succeeds either."""
+        most, group = self.pipe.attempts, member.group
+        if most is None or member.attempt < most:
+            return False
+        if self._succeeded > (group.failed_at or 0):
+            return True
+        # At the end there may be nothing else that could.
+        is_long = self.loop.time() - group.failed_since >= _PATIENCE_SECONDS
+        return is_long and self._succeeded > 0 and self._is_last()
+
+    def _is_last(self) -> bool:
+        """Whether all prompts were read, and calls for each that is not finished have failed."""
+        unfinished = (group for _, group in self._line if not group.is_over)
+        return self.has_read_all and all(each.failed_at is not None for each in unfinished)
+
+    def _seconds_to_rest(self, failed: int) -> float:
+        doubled = self.pipe.backoff * 2.0 ** min(failed - 1, 64)
+        seconds: float = min(doubled * _jitter.uniform(0.5, 1.0), MOST_SECONDS)
+        return seconds
+
+    def _rested(self, member: Member) -> None:
+        del self._resting[member]
+        if not member.group.is_over:
+            self._call_for([member])
+
+    def _lose(self, member: Member, reason: str) -> None:
+        """Do without a member, or without its prompt."""
+        group = member.group
+        member.is_lost = True
+        group.lost += 1
+        least = self.pipe.min_group
+        if least is None or len(group.members) - group.lost < least:
+            self._leave_out(group, reason)
+        else:
+            self._look_at(group)
+
+    def _be_late(self, group: Group) -> None:
+        group.is_late = True
+        if not group.is_over:
+            self._look_at(group)
+
+    def _look_at(self, group: Group) -> None:
+        """Finish a group that has enough results."""
+        done = len(group.done())
+        wanted = len(group.members) - group.lost
+        if group.is_late and self.pipe.min_group is not None:
+            wanted = min(wanted, self.pipe.min_group)
+        if done >= wanted:
+            self._finish(group)
+
+    def _finish(self, group: Group) -> None:
+        """Let a group be handed on, with what it has."""
+        self._end_group(group)
+        if group.error is None:
+            group.cut_off = 0
+            self._note_attempts(group)
+            self._running.keep(group)
+        heapq.heappush(self._finished, (group.order, group))
+        self.wake_consumer()
+
+    def _leave_out(self, group: Group, reason: str) -> None:
+        self._end_group(group)
+        group.is_handed_on = True
+        self._held -= 1
+        self._running.leave_out(group, reason)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self.wake_reader()
+        self.wake_consumer()
+        self._running.changed()
+
+    def _end_group(self, group: Group) -> None:
+        group.is_over = True
+        self._unfinished -= 1
+        if group.timer is not None:
+            group.timer.cancel()
+            group.timer = None
+        for member in group.members:
+            if member.result is _NONE and (timer := self._resting.pop(member, None)) is not None:
+                timer.cancel()
+        if len(group.done()) < len(group.members):
+            # They count as in flight until they end.
+            late = [task for task, member in self.under_way.items() if member.group is group]
+            for task in late:
+                task.cancel()
+
+    def _note_attempts(self, group: Group) -> None:
+        failed = max(member.attempt for member in group.members)
+        runs = any(member.since is not None for member in group.members)
+        self._running.note_attempts(group.number, failed, group.cut_off + runs)
+
+    def _stop(self, error: BaseException) -> None:
+        """End the pass with an error."""
+        self.error = self.error or error
+        self.has_ended = True
+        self._task.cancel()
+        self.wake_consumer()
+
+    # Handing on ---------------------------------------------------------------------------
+
+    def has_something(self) -> bool:
+        if not self._finished:
+            return False
+        return bool(self._finished[0][0] - self._oldest() < self.pipe.window)
+
+    def group(self, most: int) -> list[Any]:
+        """Take what is finished and may be handed on."""
+        taken: list[Any] = []
+        while len(taken) < most and self.has_something():
+            group = self._finished[0][1]
+            if group.error is not None and taken:
+                # Raising it would lose what was taken so far.
+                break
+            heapq.heappop(self._finished)
+            group.is_handed_on = True
+            self._held -= 1
+            if group.error is not None:
+                raise group.error
+            taken.append(self._running.handed_on(group))
+        self.wake_reader()
+        self._running.changed()
+        return taken
+
+    def is_over(self) -> bool:
+        return self.has_ended and not (self.error is None and self.has_something())
+
+    async def has_next(self) -> bool:
+        self._begin_wait()
+        try:
+            await self.until_held(self._is_ready_or_starved)
+        finally:
+            self._is_wanted = False
+            self._stop_looking()
+        if self.error is not None:
+            raise self.error
+        return self.has_something()
+
+    def is_empty(self) -> bool:
+        return not self.under_way and not self.has_something()
+
+    def drop(self) -> None:
+        self._release_holders()
+        for timer in self._resting.values():
+            timer.cancel()
+        for _, group in self._line:
+            if group.timer is not None:
+                group.timer.cancel()
+        self._waiting.clear()
+        self._resting.clear()
+        self._line.clear()
+        self._finished.clear()
+
+    def _is_idle(self) -> bool:
+        return not self._unfinished and not self.under_way and self._running.is_all_made()
+
+    # Pauses -------------------------------------------------------------------------------
+
+    def hold_back(self, in_flight: InFlight) -> concurrent.futures.Future[None]:
+        """Do with the calls in flight as is said; return what is done then. From any thread."""
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        if in_flight == "keep" or self.has_ended or self.loop.is_closed():
+            ended.set_result(None)
+        else:
+            call_soon(self.loop, self._hold_back, in_flight, ended)
+        return ended
+
+    def _hold_back(self, in_flight: InFlight, ended: concurrent.futures.Future[None]) -> None:
+        self._ended.append(ended)
+        if in_flight == "abort":
+            for task, member in self.under_way.items():
+                member.is_aborted = True
+                task.cancel()
+        if not self.under_way:
+            self._release_holders()
+
+    def _release_holders(self) -> None:
+        ended, self._ended = self._ended, []
+        for each in ended:
+            if not each.done():
+                each.set_result(None)
+
+    # Starved ------------------------------------------------------------------------------
+
+    def is_dry(self) -> bool:
+        """Whether nothing is done and nothing may begin: all is with those who read this."""
+        is_idle = not (self.under_way or self._waiting or self._resting or self._unfinished)
+        return is_idle and not self._finished and not self.pipe.gate.is_shut
+
+    def _is_ready_or_starved(self) -> bool:
+        if self.has_ended or self.has_something():
+            return True
+        if self._hungry is None and self._may_be_starved():
+            self._hungry = self.loop.call_later(_STARVED_SECONDS, self._look_if_starved)
+        return False
+
+    def _may_be_starved(self) -> bool:
+        return (
+            self.is_dry()
+            and not self.has_read_all
+            and self.pipe.admission.is_used_up(self._load())
+            and self._running.is_all_held()
+        )
+
+    def _look_if_starved(self) -> None:
+        self._hungry = None
+        if self._may_be_starved():
+            if self._running.is_everybody_waiting():
+                self._stop(self._running.starved())
+            else:
+                self._hungry = self.loop.call_later(_STARVED_SECONDS, self._look_if_starved)
+
+    def _stop_looking(self) -> None:
+        if self._hungry is not None:
+            self._hungry.cancel()
+            self._hungry = None
