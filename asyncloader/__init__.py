@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from asyncloader.datapipes.admission import Again, Version
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
     from asyncloader.datapipes.patterns import Pipe
+    from asyncloader.datapipes.rollouts import RolloutStats
     from asyncloader.datapipes.running.cursor_forms import State
     from asyncloader.datapipes.running.run import Edge
     from asyncloader.loader.dataloader2 import DataLoader2
@@ -83,6 +84,7 @@ __all__ = [
     "RayReadingService",
     "ReadingServiceInterface",
     "ResourceExhausted",
+    "RolloutStats",
     "SeedGenerator",
     "SequentialReadingService",
     "SnapshotError",
@@ -122,6 +124,7 @@ _HOMES = {
     "Pipe": "datapipes.iter",
     "RayReadingService": "services.ray",
     "ReadingServiceInterface": "services.base",
+    "RolloutStats": "datapipes.rollouts",
     "SequentialReadingService": "services.sequential",
     "StageStats": "loader.stage_stats",
     "State": "datapipes.running.cursor_forms",

@@ -76,7 +76,9 @@ LOADER = Page(
         "Rollouts": ("Version", "Again"),
         "Seeds": ("SeedGenerator",),
         "In a worker": ("get_worker_info", "WorkerInfo"),
-        "How it is doing": ("LoaderStats", "StageStats", "WorkerStats", "FeedStats", "Metric"),
+        "How it is doing": (
+            *("LoaderStats", "StageStats", "WorkerStats", "FeedStats", "RolloutStats", "Metric"),
+        ),
         "Debugging": ("set_debug",),
     },
 )

@@ -28,6 +28,9 @@ class Fresh(Stage):
     them. One that is not full at the end is left out unless ``keeps_rest``.
     """
 
+    # It stands for a pipe of this process, which stats show.
+    is_stand_in = False
+
     def __init__(
         self,
         source: Any,

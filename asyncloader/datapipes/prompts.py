@@ -156,7 +156,7 @@ class Member:
 
 @dataclass
 class RolloutCounts:
-    """What stats tell of a rollout: counts of this pass."""
+    """What a pass counts for stats."""
 
     calls: int = 0
     again: int = 0
@@ -311,6 +311,47 @@ class Calls(RunningAhead):
         while line and line[0][1].is_handed_on:
             heapq.heappop(line)[1].is_in_line = False
         return line[0][0] if line else self._read
+
+    def at_work(self) -> int:
+        """Return how many calls run, or rest before they are made again."""
+        return len(self.under_way) + len(self._resting)
+
+    def waiting(self) -> int:
+        """Return how many calls may begin once there is room for them."""
+        return sum(not member.group.is_over for member in list(self._waiting))
+
+    def resting(self) -> int:
+        """Return how many calls have failed, and are made again later."""
+        return len(self._resting)
+
+    def finished(self) -> int:
+        """Return how many prompts are finished and were not handed on."""
+        return len(self._finished)
+
+    def oldest(self) -> tuple[int, float] | None:
+        """Return the number of the prompt whose call has run longest, and for how long."""
+        running = [
+            (since, member.number)
+            for member in list(self.under_way.values())
+            if (since := member.since) is not None
+        ]
+        if not running:
+            return None
+        since, number = min(running)
+        return number, self.loop.time() - since
+
+    def waits_for(self) -> str:
+        """Return what keeps one more prompt from being begun, or "" if nothing does."""
+        admission, load = self.pipe.admission, self._load()
+        if self._is_shut():
+            return "a pause"
+        if len(self.under_way) >= admission.concurrency:
+            return "calls to end"
+        if admission.is_used_up(load):
+            return "the trainer"
+        if load.held >= admission.most_held or load.ahead >= admission.most_ahead:
+            return "the oldest prompt" if self._finished else "calls to end"
+        return "" if self.has_read_all or self._waiting else "the source"
 
     # Calls --------------------------------------------------------------------------------
 
@@ -524,7 +565,8 @@ class Calls(RunningAhead):
 
     def _note_attempts(self, group: Group) -> None:
         failed = max(member.attempt for member in group.members)
-        runs = any(member.since is not None for member in group.members)
+        # Calls that nobody needs any more may still run.
+        runs = not group.is_over and any(each.since is not None for each in group.members)
         self._running.note_attempts(group.number, failed, group.cut_off + runs)
 
     def _stop(self, error: BaseException) -> None:

@@ -111,6 +111,7 @@ class StagePass(Pass[Any]):
     """One pass over a stage. The place of a section is asked of its ``Numbering`` alone."""
 
     has_place = False
+    waits_for_source = True
 
     def made_of(self, item: Any) -> Any:
         """Return what is yielded for an item, or NOTHING."""

@@ -12,8 +12,16 @@ import asyncio
 import inspect
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 from asyncloader.arguments import checked_count, checked_seconds, function_name
@@ -217,6 +225,68 @@ class Rollout(IterDataPipe[T]):
         return self._attempt.of(called)
 
 
+@dataclass(frozen=True)
+class RolloutStats:
+    """How a rollout is doing in the present epoch.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> async def generate(prompt):
+    ...     return prompt
+    >>> with DataLoader2(IterableWrapper("abc").rollout(generate)) as loader:
+    ...     answers = list(loader)
+    ...     (stats,) = loader.stats().rollouts
+    >>> stats.calls, stats.in_flight, stats.lags
+    (3, 0, {0: 3})
+    """
+
+    #: The name of the pipe: ``rollout(generate)``.
+    name: str
+    #: How many calls were begun.
+    calls: int
+    #: How many run.
+    in_flight: int
+    #: How many may begin once there is room for them, such as those that were put back.
+    waiting: int
+    #: How many have failed, and are made again later.
+    resting: int
+    #: How many prompts are finished and were not handed on.
+    finished: int
+    #: How many prompts were begun and are not settled, and how many those may be with ``max_lag``.
+    unsettled: int
+    capacity: int | None
+    #: How many calls were put back by ``Again``, how many failed, and how many prompts were too old
+    #: for their batch.
+    again: int
+    failed: int
+    stale: int
+    #: How many prompts were trained, by how many versions newer the policy was then.
+    lags: Mapping[int, int]
+    #: The number of the prompt whose call has run longest, and for how many seconds.
+    oldest: tuple[int, float] | None
+    #: What keeps one more prompt from being begun: "the trainer", "calls to end", "the source",
+    #: "the oldest prompt", "a pause", or "" where nothing does.
+    waits_for: str
+
+    def __str__(self) -> str:
+        parts = [f"{self.in_flight} calls in flight"]
+        if self.oldest is not None:
+            number, seconds = self.oldest
+            parts[0] += f" (the oldest for {seconds:.1f} s, prompt {number})"
+        counts = {"waiting": self.waiting, "resting": self.resting, "finished": self.finished}
+        parts += [f"{count} {what}" for what, count in counts.items() if count]
+        most = "" if self.capacity is None else f" of {self.capacity}"
+        parts += [f"{self.unsettled}{most} prompts not settled"]
+        counts = {"put back": self.again, "failed": self.failed, "stale": self.stale}
+        parts += [f"{count} {what}" for what, count in counts.items() if count]
+        if self.lags:
+            lags = (f"{lag}: {count}" for lag, count in sorted(self.lags.items()))
+            parts += [f"lag {', '.join(lags)}"]
+        if self.waits_for:
+            parts += [f"waits for {self.waits_for}"]
+        return f"{self.name}: {'; '.join(parts)}"
+
+
 def _told_to(generate: Any) -> tuple[str, ...]:
     """Return which of the keywords a function takes."""
     if not is_async(generate):
@@ -322,7 +392,7 @@ class RolloutPass(Pass[Any]):
 
     def fullness(self) -> tuple[int, int]:
         calls = self.calls
-        return (0 if calls is None else len(calls.under_way)), self.pipe.concurrency
+        return (0 if calls is None else calls.at_work()), self.pipe.concurrency
 
     def set_paused(self, is_paused: bool) -> None:
         if self.calls is not None:
@@ -330,6 +400,29 @@ class RolloutPass(Pass[Any]):
 
     def resume_at(self, position: int, cursor: Any, cursors: Any) -> int:
         return position
+
+    def stats(self) -> RolloutStats:
+        """Return how it is doing; from any thread."""
+        if self._ledger is not None:
+            self._ledger.catch_up()
+        calls, counted = self.calls, self.counted
+        is_over = calls is None or calls.has_ended
+        return RolloutStats(
+            name=stage_name(self.pipe),
+            calls=counted.calls,
+            in_flight=0 if calls is None else len(calls.under_way),
+            waiting=0 if calls is None else calls.waiting(),
+            resting=0 if calls is None else calls.resting(),
+            finished=0 if calls is None else calls.finished(),
+            unsettled=len(self.unsettled),
+            capacity=self.pipe.admission.capacity,
+            again=counted.again,
+            failed=counted.failed,
+            stale=counted.stale,
+            lags=dict(self.lag_counts),
+            oldest=None if calls is None else calls.oldest(),
+            waits_for="" if calls is None or is_over else calls.waits_for(),
+        )
 
     # Prompts ------------------------------------------------------------------------------
 
@@ -383,11 +476,11 @@ class RolloutPass(Pass[Any]):
 
     # What the ledger and the trainer say --------------------------------------------------
 
-    def settled(self, number: int) -> None:
+    def settled(self, number: int, *, is_left_out: bool) -> None:
         group = self.unsettled.pop(number, None)
         if group is None:
             return
-        if group.is_handed_on and group.done():
+        if not is_left_out:
             trained_at = self.version() - (self.pipe.max_lag is not None)
             self.lag_counts[max(0, trained_at - group.begun_at())] += 1
         if (batch := self._in_batch.pop(number, None)) is not None:

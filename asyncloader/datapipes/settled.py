@@ -371,7 +371,7 @@ def item_numbers(key: Key) -> tuple[int, ...]:
 class Watcher(Protocol):
     """What has to know which numbers are settled."""
 
-    def settled(self, number: int) -> None:
+    def settled(self, number: int, *, is_left_out: bool) -> None:
         """Note that a number is settled; from any thread."""
 
     def check_ack(self, items: int) -> None:
@@ -430,7 +430,7 @@ class Ledger:
         with self._lock:
             if not self._is_over:
                 self._left_out[reason] += len(elements_of(key))
-                self._settle(key)
+                self._settle(key, is_left_out=True)
 
     def leave_out_rest(self, items: int, numbers: Iterable[int], reason: str) -> None:
         """Settle those of ``numbers`` that will not come, after the end of an epoch.
@@ -453,7 +453,7 @@ class Ledger:
             for number in numbers:
                 if number not in delivered and self._reopen(number):
                     self._left_out[reason] += 1
-                    self._settle(number)
+                    self._settle(number, is_left_out=True)
 
     def _reopen(self, number: int) -> bool:
         """Forget which parts of a number are settled; False if it is settled itself."""
@@ -648,7 +648,7 @@ class Ledger:
         index, share = divmod(numbers.start, len(self._shares))
         self._shares[share].add_run(index, len(numbers))
 
-    def _settle(self, key: Key) -> None:
+    def _settle(self, key: Key, *, is_left_out: bool = False) -> None:
         shares = self._shares
         for element in elements_of(key):
             if isinstance(element, int):
@@ -659,16 +659,16 @@ class Ledger:
                 shares[share].add(ItemPart(index, element.at))
             if self._kept or self._failing or self._watcher is not None:
                 number = element if isinstance(element, int) else element.number
-                self._forget(number, index, share)
+                self._forget(number, index, share, is_left_out=is_left_out)
 
-    def _forget(self, number: int, index: int, share: int) -> None:
+    def _forget(self, number: int, index: int, share: int, *, is_left_out: bool = False) -> None:
         """Forget what was kept of a number, and count its failures, if it is settled now."""
         if index in self._shares[share]:
             self._kept.pop(number, None)
             self._attempts.pop(number, None)
             self._shares[share].failed.update(self._failing.pop(number, ()))
             if self._watcher is not None:
-                self._watcher.settled(number)
+                self._watcher.settled(number, is_left_out=is_left_out)
 
 
 class Told(NamedTuple):

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.rollouts import Rollout
 from asyncloader.datapipes.running.traits import (
     is_module_of_package,
     is_shuffler,
@@ -142,7 +143,8 @@ def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
         # A parameter may have the name of one of the pipe's fluent methods.
         held = [each for each in (name, f"_{name}") if each in vars_of(pipe)]
         value = vars_of(pipe)[held[0]] if held else setting(pipe, name, _UNKNOWN)
-        if value is not _UNKNOWN and (name, value) not in unsaid:
+        is_said = name in _SAID_OF.get(type(pipe), (name,))
+        if value is not _UNKNOWN and is_said and (name, value) not in unsaid:
             yield name, value
     if is_shuffler(pipe):
         yield "shuffles", is_switched_on(pipe)
@@ -160,6 +162,10 @@ _UNSAID_OF: dict[type, list[tuple[str, Any]]] = {
         ("resource", None),
     ],
 }
+
+
+#: Of these pipes only some parameters are told: with others, a state goes on just as well.
+_SAID_OF: dict[type, tuple[str, ...]] = {Rollout: ("generate",)}
 
 
 def _parameters(pipe_class: type) -> list[str]:

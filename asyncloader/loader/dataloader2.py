@@ -537,6 +537,7 @@ class DataLoader2(Generic[T_co]):
             earlier=self._engine.earlier,
             choices=() if adjustable is None else tuple(adjustable.choices()),
             left_out=self._engine.left_out(),
+            rollouts=self._engine.lifecycle.rollouts(),
             unacknowledged=self._engine.unacknowledged if self._acknowledges else None,
         )
 

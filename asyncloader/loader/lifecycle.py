@@ -18,7 +18,7 @@ from typing import Any
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.prompts import Gate
 from asyncloader.datapipes.recording import Numbering, NumberingPass
-from asyncloader.datapipes.rollouts import Rollout
+from asyncloader.datapipes.rollouts import Rollout, RolloutPass, RolloutStats
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, RunTree
@@ -134,6 +134,11 @@ class Lifecycle:
         """Return what lets the calls of the graph's rollouts begin, or not."""
         pipes = () if self._graph is None else self._graph.pipes
         return [pipe.gate for pipe in pipes if isinstance(pipe, Rollout)]
+
+    def rollouts(self) -> tuple[RolloutStats, ...]:
+        """Return how the rollouts of the present epoch are doing."""
+        passes = (self._tree.latest_pass(pipe) for pipe in self._tree.pipes)
+        return tuple(each.stats() for each in passes if isinstance(each, RolloutPass))
 
     def reason_to_end(self, items: int) -> str:
         """Return why the epoch may have ended after so many items though more were read, or ""."""

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.rollouts import RolloutStats
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED, Tally, Watching
 from asyncloader.graph.outline import NO_GRAPH, Outline
@@ -70,6 +71,8 @@ class LoaderStats:
     left_out: Mapping[str, int] = field(default_factory=dict)
     #: How many items were yielded and not acknowledged; None without ``acknowledge=True``.
     unacknowledged: int | None = None
+    #: How each ``rollout`` of the graph is doing.
+    rollouts: tuple[RolloutStats, ...] = ()
     #: The graph, as it is drawn.
     outline: Outline = NO_GRAPH
 
@@ -149,6 +152,7 @@ def stats_of(
     choices: tuple[str, ...] = (),
     left_out: Mapping[str, int] = MappingProxyType({}),
     unacknowledged: int | None = None,
+    rollouts: tuple[RolloutStats, ...] = (),
 ) -> LoaderStats:
     """Return how the loader of a graph with these pipes is doing.
 
@@ -174,6 +178,7 @@ def stats_of(
         choices=choices,
         left_out=dict(left_out),
         unacknowledged=unacknowledged,
+        rollouts=rollouts,
         outline=outline,
     )
 
@@ -321,6 +326,8 @@ def _table(stats: LoaderStats) -> str:
     if stats.left_out:
         counts = (f"{count:,} by {reason}" for reason, count in sorted(stats.left_out.items()))
         lines += ["", f"left out: {', '.join(counts)}"]
+    if stats.rollouts:
+        lines += ["", *map(str, stats.rollouts)]
     if stats.choices:
         lines += ["", *stats.choices]
     return "\n".join(lines)
@@ -420,6 +427,10 @@ class _Verdict(NamedTuple):
     text: str
     stage: StageStats | None = None
 
+    def stage_is(self, name: str) -> bool:
+        """Whether it blames the pipe of this name."""
+        return self.stage is not None and self.stage.name == name
+
     def after(self, text: str) -> _Verdict:
         """Return this after another part of the sentence."""
         return self._replace(text=f"{text}; {self.text}")
@@ -437,7 +448,34 @@ def _verdict(stats: LoaderStats) -> _Verdict:
             f"the consumer is the bottleneck: it waits for items {share} of the time,"
             " and a faster loader would not help"
         )
-    return _cause(stats).after(f"the consumer waits {share} of the time")
+    cause = _cause(stats)
+    rollout = next((each for each in stats.rollouts if cause.stage_is(each.name)), None)
+    if rollout is not None:
+        cause = cause._replace(text=_why_of_rollout(rollout))
+    return cause.after(f"the consumer waits {share} of the time")
+
+
+def _why_of_rollout(rollout: RolloutStats) -> str:
+    """Return what a rollout lacks, and what to do about it."""
+    trained = sum(rollout.lags.values())
+    if rollout.stale > _MUCH * max(trained, 1):
+        return (
+            f"{rollout.name} called again for {rollout.stale} prompts that were too old for their"
+            f' batch, and trained {trained}: use order="source", or a larger max_lag'
+        )
+    if rollout.failed > _MUCH * rollout.calls:
+        return f"{rollout.failed} of {rollout.calls} calls of {rollout.name} failed: see the server"
+    if rollout.waits_for == "the trainer":
+        return (
+            f"{rollout.name} may begin no more prompts before some of {rollout.unsettled} are"
+            " trained: raise per_step to the prompts of a step, or max_lag"
+        )
+    if rollout.waits_for == "the source":
+        return f"{rollout.name} waits for prompts: make the pipes before it faster"
+    return (
+        f"{rollout.name} waits for the policy, with {rollout.in_flight} calls in flight: raise"
+        " concurrency if the server can do more at a time, or add servers"
+    )
 
 
 def _cause(stats: LoaderStats) -> _Verdict:
@@ -566,6 +604,8 @@ def _numbers(stats: LoaderStats) -> Iterator[Metric]:
         yield from _stage_metrics(stage, number)
     for worker in stats.workers:
         yield from _worker_metrics(worker)
+    for number, rollout in enumerate(stats.rollouts):
+        yield from _rollout_metrics(rollout, number)
 
 
 def _stage_metrics(stage: StageStats, number: int) -> Iterable[Metric]:
@@ -578,6 +618,25 @@ def _stage_metrics(stage: StageStats, number: int) -> Iterable[Metric]:
     if stage.room:
         values |= {"stage_held": stage.held, "stage_room": stage.room}
     return _metrics(labels, values)
+
+
+def _rollout_metrics(rollout: RolloutStats, number: int) -> Iterable[Metric]:
+    labels = {"rollout": rollout.name, "number": str(number)}
+    yield from _metrics(
+        labels,
+        {
+            "rollout_calls_total": rollout.calls,
+            "rollout_in_flight": rollout.in_flight,
+            "rollout_waiting": rollout.waiting + rollout.resting,
+            "rollout_finished_prompts": rollout.finished,
+            "rollout_unsettled_prompts": rollout.unsettled,
+            "rollout_put_back_total": rollout.again,
+            "rollout_failed_total": rollout.failed,
+            "rollout_stale_total": rollout.stale,
+        },
+    )
+    for lag, count in rollout.lags.items():
+        yield from _metrics({**labels, "lag": str(lag)}, {"rollout_trained_total": count})
 
 
 def _worker_metrics(worker: WorkerStats) -> Iterable[Metric]:

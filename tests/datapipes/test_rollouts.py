@@ -691,6 +691,49 @@ def test_it_works_in_a_plain_for():
     assert sorted(first for batch in batches for first, _ in batch) == list(range(20))
 
 
+# Stats ------------------------------------------------------------------------------------
+
+
+async def test_stats_say_what_is_on_its_way_and_whom_it_waits_for():
+    server, policy = Server(), Version()
+    graph = lagged(server.generate, "abcdefgh", policy, concurrency=3).batch(2)
+    async with DataLoader2(graph, acknowledge=True) as loader:
+        items = aiter(loader)
+        coming = asyncio.ensure_future(anext(items))
+        await server.was_asked(3)
+        (stats,) = loader.stats().rollouts
+        assert (stats.in_flight, stats.unsettled, stats.capacity) == (3, 3, 4)
+        assert stats.waits_for == "calls to end"
+        assert stats.oldest is not None
+        assert stats.oldest[0] in (0, 1, 2)
+        assert "3 calls in flight (the oldest for 0.0 s, prompt" in str(loader.stats())
+        for prompt in "abcd":
+            server.answer(prompt)
+        assert await coming == ["a", "b"]
+        (stats,) = loader.stats().rollouts
+        assert (stats.in_flight, stats.unsettled, stats.waits_for) == (0, 4, "the trainer")
+        policy.advance()
+        loader.ack()
+        assert await anext(items) == ["c", "d"]
+        policy.advance()
+        loader.ack()
+        (stats,) = loader.stats().rollouts
+        assert stats.lags == {0: 2, 1: 2}
+        names = {metric.name for metric in loader.stats().as_metrics()}
+        assert {"asyncloader_rollout_in_flight", "asyncloader_rollout_trained_total"} <= names
+        await items.aclose()
+
+
+async def test_the_verdict_says_what_a_rollout_lacks():
+    async def slow(prompt):
+        await asyncio.sleep(0.3)
+        return prompt
+
+    async with DataLoader2(IterableWrapper(range(6)).rollout(slow, concurrency=2)) as loader:
+        assert len([each async for each in loader]) == 6
+        assert "waits for the policy" in loader.stats().verdict()
+
+
 # Batches of tokens ------------------------------------------------------------------------
 
 

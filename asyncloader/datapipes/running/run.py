@@ -642,6 +642,9 @@ class Pass(Generic[T_co]):
     #: Whether its source is read ahead of its reader, in another thread or task.
     runs_ahead: ClassVar[bool] = False
 
+    #: Whether it does nothing on an event loop but wait for its source.
+    waits_for_source: ClassVar[bool] = False
+
     #: Whether it yields one item for each item of its source, so that nobody need count them.
     follows_source: ClassVar[bool] = False
 

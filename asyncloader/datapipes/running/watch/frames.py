@@ -82,6 +82,9 @@ class CodeOwners:
         if running is None:
             # A user's pipe may run ahead: it waits for its source if the thread of that works.
             return ELSEWHERE if id(source) in self.made_elsewhere else place
+        if running.waits_for_source and is_async_pipe(pipe):
+            at = self._at(source, ELSEWHERE)
+            return ELSEWHERE if at < 0 or not is_async_pipe(source) else self.awaited(at)
         held, room = running.fullness()
         if not running.runs_ahead or held >= room > 0:
             return place
