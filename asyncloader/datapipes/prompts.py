@@ -39,6 +39,9 @@ InFlight = Literal["wait", "keep", "abort"]
 #: The result of a call that has none yet, and of one that was not begun.
 _NONE: Any = object()
 
+#: So many calls are begun in one turn of the loop, as others on it have to have theirs.
+_AT_ONCE = 64
+
 #: If nothing can go on for so long, an error says who holds what is missing.
 _STARVED_SECONDS = 1.0
 
@@ -94,8 +97,10 @@ class Group:
         #: How many prompts were read before it.
         self.order = order
         self.members = [Member(self, index) for index in range(size)]
-        #: How many of its members are not wanted any more.
-        self.lost = 0
+        #: How many of its members are not wanted any more, have their results, and are called for.
+        self.lost = self.have_come = self.running = 0
+        #: How many calls for one of them failed, at most.
+        self.failed = 0
         #: How many calls had succeeded when one for it failed first, and when that was.
         self.failed_at: int | None = None
         self.failed_since = 0.0
@@ -123,7 +128,7 @@ class Group:
         self.members = [Member(self, index) for index in range(len(before))]
         for member, former in zip(self.members, before, strict=True):
             member.attempt = former.attempt
-        self.lost, self.is_late = 0, False
+        self.lost, self.have_come, self.is_late = 0, 0, False
         self.is_over = self.is_handed_on = False
 
 
@@ -248,6 +253,8 @@ class Calls(RunningAhead):
         #: Whether the source has ended.
         self.has_read_all = False
         self._is_closing = False
+        # How many calls were begun in this turn of the loop.
+        self._begun_now = 0
         pipe.gate.watch(self)
 
     # Reading prompts ----------------------------------------------------------------------
@@ -274,6 +281,7 @@ class Calls(RunningAhead):
         running = self._running
         running.begin(group)
         failed, group.cut_off = running.attempts(number)
+        group.failed = failed
         for member in group.members:
             member.attempt = failed
         kept = running.kept(group)
@@ -295,6 +303,7 @@ class Calls(RunningAhead):
     def _give_kept(self, group: Group, version: int, results: list[Any]) -> None:
         for member, result in zip(group.members, results, strict=False):
             member.begun_at, member.result = version, result
+            group.have_come += 1
         self._finish(group)
 
     def has_room(self) -> bool:
@@ -374,29 +383,47 @@ class Calls(RunningAhead):
     def _begin_calls(self) -> None:
         most = self.pipe.concurrency
         while self._waiting and len(self.under_way) < most and not self._is_shut():
-            member = heapq.heappop(self._waiting)
+            member = self._waiting[0]
             if member.group.is_over or member.is_lost:
+                heapq.heappop(self._waiting)
                 continue
+            if not self._may_begin_now():
+                return
+            heapq.heappop(self._waiting)
             task = begin_task(self.loop, contained(self._made, member), "asyncloader rollout")
             self.under_way[task] = member
             task.add_done_callback(self._end_call)
+
+    def _may_begin_now(self) -> bool:
+        """Whether one more call may begin in this turn of the loop."""
+        if not self._begun_now:
+            self.loop.call_soon(self._begin_more)
+        self._begun_now += 1
+        return self._begun_now <= _AT_ONCE
+
+    def _begin_more(self) -> None:
+        is_more, self._begun_now = self._begun_now > _AT_ONCE, 0
+        if is_more:
+            self.go_on()
 
     def _is_shut(self) -> bool:
         return self.pipe.gate.is_shut or self._is_closing
 
     async def _made(self, member: Member) -> Any:
-        if self._is_shut():
-            # It was shut since the task was made.
+        group = member.group
+        if self._is_shut() or group.is_over or member.is_lost:
+            # That has come about since the task was made.
             return _NONE
         member.version = self._running.version()
         if member.begun_at is None:
             member.begun_at = member.version
         self._running.counted.calls += 1
         member.since = self.loop.time()
-        group = member.group
+        group.running += 1
         if group.timer is None and self.pipe.group_timeout is not None:
             group.timer = self.loop.call_later(self.pipe.group_timeout, self._be_late, group)
-        self._note_attempts(group)
+        if group.running == 1:
+            self._note_attempts(group)
         try:
             return await self._call(member)
         except Again as again:
@@ -408,7 +435,10 @@ class Calls(RunningAhead):
 
     def _end_call(self, task: asyncio.Task[Any]) -> None:
         member = self.under_way.pop(task)
-        group, member.since = member.group, None
+        group = member.group
+        if member.since is not None:
+            member.since = None
+            group.running -= 1
         is_aborted, member.is_aborted = member.is_aborted, False
         if self._is_closing or group.is_over or member.is_lost:
             # Nobody needs it any more. Look at the error, or asyncio would log it.
@@ -417,7 +447,7 @@ class Calls(RunningAhead):
             self._put_back(member)
         else:
             self._take_outcome(member, task, is_aborted)
-        if not group.is_over:
+        if not (group.is_over or group.running):
             self._note_attempts(group)
         if not self.under_way:
             self._release_holders()
@@ -450,6 +480,7 @@ class Calls(RunningAhead):
 
     def _succeed(self, member: Member, result: Any) -> None:
         member.result, member.partial = result, None
+        member.group.have_come += 1
         self._succeeded += 1
         self._failed_in_a_row = 0
         self._look_at(member.group)
@@ -458,6 +489,8 @@ class Calls(RunningAhead):
         pipe, group = self.pipe, member.group
         self._running.counted.failed += 1
         member.attempt += 1
+        group.failed = max(group.failed, member.attempt)
+        self._note_attempts(group)
         member.partial = member.begun_at = None
         self._failed_in_a_row += 1
         if group.failed_at is None:
@@ -519,11 +552,10 @@ class Calls(RunningAhead):
 
     def _look_at(self, group: Group) -> None:
         """Finish a group that has enough results."""
-        done = len(group.done())
         wanted = len(group.members) - group.lost
         if group.is_late and self.pipe.min_group is not None:
             wanted = min(wanted, self.pipe.min_group)
-        if done >= wanted:
+        if group.have_come >= wanted:
             self._finish(group)
 
     def _finish(self, group: Group) -> None:
@@ -557,17 +589,16 @@ class Calls(RunningAhead):
         for member in group.members:
             if member.result is _NONE and (timer := self._resting.pop(member, None)) is not None:
                 timer.cancel()
-        if len(group.done()) < len(group.members):
+        if group.running:
             # They count as in flight until they end.
             late = [task for task, member in self.under_way.items() if member.group is group]
             for task in late:
                 task.cancel()
 
     def _note_attempts(self, group: Group) -> None:
-        failed = max(member.attempt for member in group.members)
         # Calls that nobody needs any more may still run.
-        runs = not group.is_over and any(each.since is not None for each in group.members)
-        self._running.note_attempts(group.number, failed, group.cut_off + runs)
+        is_running = group.running > 0 and not group.is_over
+        self._running.note_attempts(group.number, group.failed, group.cut_off + is_running)
 
     def _stop(self, error: BaseException) -> None:
         """End the pass with an error."""
