@@ -16,6 +16,7 @@ import concurrent.futures
 import heapq
 import random
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 from weakref import WeakSet
@@ -197,7 +198,7 @@ class Records(Protocol):
     def note_attempts(self, number: int, failed: int, cut_off: int) -> None:
         """Note the same."""
 
-    def kept(self, group: Group) -> tuple[int, list[Any]] | None:
+    def kept(self, group: Group) -> Sequence[Any] | None:
         """Return the version and the results that a state has of a prompt, or None."""
 
     def keep(self, group: Group) -> None:

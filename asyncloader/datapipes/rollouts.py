@@ -19,6 +19,7 @@ from collections.abc import (
     Callable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ from asyncloader.datapipes.running.run_place import present_home
 from asyncloader.datapipes.running.traits import is_shuffler, waits
 from asyncloader.datapipes.settled import Ledger, Reason, item_numbers
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.errors import LoaderError, StarvedError
+from asyncloader.errors import LoaderError, SnapshotError, StarvedError
+from asyncloader.safe_error_text import repr_of
 from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
@@ -447,11 +449,26 @@ class RolloutPass(Pass[Any]):
         if self._ledger is not None:
             self._ledger.note_attempts(number, failed, cut_off)
 
-    def kept(self, group: Group) -> tuple[int, list[Any]] | None:
+    def kept(self, group: Group) -> Sequence[Any] | None:
         """Return the version and the results that a state has of a prompt, or None."""
         if self._ledger is None or self.pipe_number is None:
             return None
-        return self._ledger.kept_results(group.number).get(self.pipe_number)
+        kept = self._ledger.kept_results(group.number).get(self.pipe_number)
+        if kept is not None and not self._is_of_group(kept):
+            raise SnapshotError(
+                f"the state does not fit the graph: what it kept of item {group.number} are no"
+                f" results of {stage_name(self.pipe)}, but {repr_of(kept)}"
+            )
+        return kept
+
+    def _is_of_group(self, kept: Any) -> bool:
+        """Whether what a state has are a version, and as many results as a group may have."""
+        if not (isinstance(kept, list) and len(kept) == 2):
+            return False
+        version, results = kept
+        is_version = type(version) is int and version >= 0
+        most = self.pipe.group or 1
+        return is_version and isinstance(results, list) and 1 <= len(results) <= most
 
     def keep(self, group: Group) -> None:
         """Keep the results of a prompt for a state, if it is to have them."""

@@ -30,7 +30,7 @@ from typing import Any
 import pytest
 import torch  # noqa: F401 - so that the first tensor in a state does not import it
 
-from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from asyncloader.datapipes.iter import (
     IterableWrapper,
     IterDataPipe,
@@ -574,6 +574,29 @@ def kept() -> Any:
     return kept.flatmap(two).shuffle(buffer_size=9)
 
 
+async def answer(prompt: Any, *, attempt: int) -> Any:
+    if not attempt and prompt % 3 == 0:
+        raise OSError("away")
+    return prompt
+
+
+def rolled_out() -> Any:
+    source = IterableWrapper(range(60)).shuffle().sharding_filter()
+    # A state may say that a prompt has ended the program too often.
+    groups = source.rollout(answer, group=2, concurrency=8, backoff=0.001, attempts=None)
+    return groups.shuffle(buffer_size=5).batch(2)
+
+
+def rolled_out_and_kept() -> Any:
+    source = IterableWrapper(range(60)).shuffle().sharding_filter()
+    # As above, the results are the user's.
+    return source.rollout(zero, order="source", keep_results=True).map(two).batch(3)
+
+
+async def zero(_: Any) -> int:
+    return 0
+
+
 def forked() -> Any:
     left, right = IterableWrapper(range(40)).shuffle().sharding_filter().fork(2)
     # As many of each, whatever the seed: a state of another seed is a right one too.
@@ -584,6 +607,9 @@ IN_WORKERS = {
     **{name: Subject(name, make, two_workers, (1, 5, 12)) for name, make in ZOO.items()},
     "in parts": Subject("in parts", in_parts, two_workers, (1, 9, 40)),
     "kept": Subject("kept", kept, two_workers, (1, 9, 30)),
+    "rolled out": Subject("rolled out", rolled_out, two_workers, (1, 5, 12)),
+    "rolled out here": Subject("rolled out here", rolled_out, InProcessReadingService, (1, 9)),
+    "answers kept": Subject("answers kept", rolled_out_and_kept, InProcessReadingService, (1, 9)),
     "soon": Subject("soon", soon, two_workers, (1, 9, 50)),
     "forked": Subject("forked", forked, two_workers, (1, 5)),
     "as they come": Subject("as they come", ZOO["batches"], as_they_come, (1, 5, 12)),
