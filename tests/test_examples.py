@@ -53,6 +53,11 @@ PRINTS = {
         r"left out: .*\d+ by filter.*\nall of 600: True\n"
         r"asked again although they were trained on: 0\n$"
     ),
+    "async_rl.py": (
+        r"^killed after step 15\ntrained: \d+ prompts, each once: True\nleft out: \d+ by filter\n"
+        r"all of 320: True\n(trained [01] versions later: \d+ prompts\n){1,2}"
+        r"right: [1-3]\d% at first, ([6-9]\d|100)% at the end\n$"
+    ),
     "sync_training.py": r"learnt y = 3\.0a -2\.0b \+1\.0\n$",
     "weight_sync.py": (
         r"step 20: \d\d% of the answers are right\n"
