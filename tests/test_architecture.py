@@ -59,10 +59,9 @@ ROOMS = [
         "tolerance",
         "tracebacks",
     },
-    {"base", "call", "orders", "settled"},
+    {"attempts", "base", "call", "orders", "settled"},
     {
         "admission",
-        "attempts",
         "devices",
         "envelope",
         "lookups",

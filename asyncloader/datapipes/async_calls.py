@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+)
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from time import perf_counter
 from typing import Any, Generic, Literal, TypeVar
@@ -31,8 +38,10 @@ from asyncloader.datapipes.resources import Resource, SharedResource, kept, with
 from asyncloader.datapipes.running.conveyor import RunningAhead
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
+from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import cancelled
+from asyncloader.datapipes.running.watch.under_way import UnderWay, of_task
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, failure_of
 from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
 from asyncloader.tuning import AUTO, Bounds
@@ -69,8 +78,8 @@ class CallWindow(RunningAhead, Generic[T]):
         super().__init__(running.source)
         self._chosen = chosen
         self.concurrency = concurrency if chosen is None else chosen.number
-        #: The running calls, with the positions of their items.
-        self.under_way: dict[asyncio.Task[T | Exit], int] = {}
+        #: The running calls, with the positions of their items and when they began.
+        self.under_way: dict[asyncio.Task[T | Exit], tuple[int, float]] = {}
         self.results = calls_in_order(ordered)
         #: Results that may raise when they are taken.
         self._failed: set[asyncio.Task[T | Exit]] = set()
@@ -98,7 +107,7 @@ class CallWindow(RunningAhead, Generic[T]):
         self.reads.passed(self._running.read)
         call = self._call if self._chosen is None else functools.partial(self._timed, self._chosen)
         task = begin_task(self.loop, contained(call, item), "asyncloader async_map")
-        self.under_way[task] = position
+        self.under_way[task] = position, perf_counter()
         self.results.begun(position, task)
         task.add_done_callback(self._finish)
 
@@ -148,7 +157,7 @@ class CallWindow(RunningAhead, Generic[T]):
         self._running.pause_ahead = nothing_ahead
 
     def _finish(self, task: asyncio.Task[T | Exit]) -> None:
-        position = self.under_way.pop(task)
+        position, _ = self.under_way.pop(task)
         # The first error ends the iteration. Look at the others too, or asyncio would log
         # them as never retrieved.
         if task.cancelled() or task.exception() or may_raise(task.result()):
@@ -304,6 +313,16 @@ class AsyncMapper(CallsAhead[T]):
 
 class AsyncMapPass(AheadPass[T]):
     """One pass over an AsyncMapper, to be read one by one or in lists of what is ready."""
+
+    def __init__(self, edge: Edge[Any]) -> None:
+        super().__init__(edge)
+        #: The running calls, with the positions of their items and when they began.
+        self.calls: dict[asyncio.Task[T | Exit], tuple[int, float]] = {}
+
+    def under_way(self) -> Iterable[UnderWay]:
+        name = stage_name(self.pipe)
+        for task, (position, since) in list(self.calls.items()):
+            yield of_task(task, name, item=position, since=since)
 
     async def __aiter__(self) -> AsyncIterator[T]:
         async with aclosing(self._groups(most=1)) as groups:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asyncloader.arguments import checked_count, checked_seconds
+from asyncloader.datapipes.running.watch.under_way import counting_attempts
 from asyncloader.safe_error_text import note, repr_of
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Attempts:
         """Return the error of a call that took longer than its timeout."""
         return TimeoutError(f"the call took longer than timeout={self.timeout:g} s")
 
+    @counting_attempts
     async def _called_again(self, once: Callable[[Any], Awaitable[T]], item: Any) -> T:
         tried = 0
         while True:
@@ -83,6 +85,7 @@ class Attempts:
                     raise
             await asyncio.sleep(seconds)
 
+    @counting_attempts
     def _made_again(
         self, once: Callable[[Any], T], wait: Callable[[float], object], item: Any
     ) -> T:

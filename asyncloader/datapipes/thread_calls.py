@@ -15,10 +15,12 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
+from operator import itemgetter
 from queue import SimpleQueue
-from types import CoroutineType
+from time import perf_counter
+from types import CoroutineType, FrameType
 from typing import Any, Literal, TypeVar
 
 from asyncloader.arguments import checked_auto, checked_count, checked_function, function_name
@@ -44,9 +46,16 @@ from asyncloader.datapipes.columns import change
 from asyncloader.datapipes.resources import ThreadResource, opened_in_thread, with_last
 from asyncloader.datapipes.running.conveyor import RunningBeside
 from asyncloader.datapipes.running.cursors import Cursor
-from asyncloader.datapipes.running.naming import brief_name
+from asyncloader.datapipes.running.naming import brief_name, stage_name
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import Makers, ended_threads, function_in, some_home
+from asyncloader.datapipes.running.watch.frames import present_frames
+from asyncloader.datapipes.running.watch.under_way import (
+    UnderWay,
+    frames_of_thread,
+    local_of,
+    of_frames,
+)
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, failure_of
 from asyncloader.errors import ResourceExhausted
 from asyncloader.machine import usable_cores
@@ -67,11 +76,13 @@ Wait = Callable[[float], object]
 class Job:
     """One call: its item, then its result or error."""
 
-    __slots__ = ("_done", "error", "is_done", "item", "position", "result")
+    __slots__ = ("_done", "begun", "error", "is_done", "item", "position", "result")
 
     def __init__(self, position: int, item: Any, done: Callable[[Job], object]) -> None:
         self.position = position
         self.item = item
+        #: When the call began, by ``perf_counter``; 0.0 before.
+        self.begun = 0.0
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_done = False
@@ -79,6 +90,7 @@ class Job:
 
     def run(self, call: Call) -> None:
         """Make the call."""
+        self.begun = perf_counter()
         try:
             self.result = call(self.item)
         except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
@@ -177,6 +189,34 @@ class JobThreads:
     def __len__(self) -> int:
         """Return how many threads run jobs."""
         return len(self._threads) - self._ended
+
+    def under_way(self, what: str) -> list[UnderWay]:
+        """Return ``what`` the threads do that do not wait for a job, the oldest job first."""
+        with present_frames() as present:
+            found = [self._work_of(each, present, what) for each in list(self._threads)]
+        return [work for _, work in sorted(filter(None, found), key=itemgetter(0))]
+
+    def _work_of(
+        self, thread: JobThread, present: Mapping[int, FrameType], what: str
+    ) -> tuple[int, UnderWay] | None:
+        """Return the position of a thread's job, and what it is; None if it waits for one."""
+        frames = frames_of_thread(present.get(thread.thread.ident or 0))
+        if not frames or frames[-1].f_code is _RUN_JOBS:
+            return None
+        job: Job | None = next((local_of(each, "self") for each in frames if _runs_job(each)), None)
+        for each in frames:
+            # Who waits here is another thread's caller.
+            if each.f_code is _TIMED_CALL and (caller := local_of(each, "caller")) is not None:
+                frames += frames_of_thread(present.get(caller.thread.ident or 0))
+        position, since = (-1, None) if job is None else (job.position, job.begun)
+        work = of_frames(
+            frames,
+            what,
+            where=f"thread {thread.thread.name!r}",
+            item=None if job is None else position,
+            since=since,
+        )
+        return position, work
 
     def start(self) -> None:
         """Start one more thread."""
@@ -355,6 +395,16 @@ class TimedCalls:
         if self._caller is not None:
             self._caller.jobs.put(None)
             self._caller = None
+
+
+#: A thread that is in the first of these, and in nothing that it has called, waits for a job.
+_RUN_JOBS = JobThread.run_jobs.__code__
+_RUN_JOB = Job.run.__code__
+_TIMED_CALL = TimedCalls.__call__.__code__
+
+
+def _runs_job(frame: FrameType) -> bool:
+    return frame.f_code is _RUN_JOB
 
 
 class Crew(RunningBeside):
@@ -631,6 +681,11 @@ class ThreadMapPass(AheadPass[T]):
         super().__init__(edge)
         # The reader notes what it has read while the consumer asks for cursors.
         self._lock = threading.Lock()
+        self._threads: JobThreads | None = None
+
+    def under_way(self) -> Iterable[UnderWay]:
+        threads = self._threads
+        return () if threads is None else threads.under_way(stage_name(self.pipe))
 
     def __iter__(self) -> Iterator[T]:
         pipe: ThreadMapper[Any] = self.pipe
@@ -644,12 +699,13 @@ class ThreadMapPass(AheadPass[T]):
         ):
             crew = Crew(self, makers, threads, count=count, room=room, chosen=chosen)
             self.calls, self.room, self.pause_ahead = crew, room, crew.set_paused
+            self._threads = threads
             try:
                 crew.start(home)
                 yield from self._results(crew)
                 threads.finish(makers)
             finally:
-                self.calls, self.pause_ahead = (), nothing_ahead
+                self.calls, self.pause_ahead, self._threads = (), nothing_ahead, None
 
     def _results(self, crew: Crew) -> Iterator[T]:
         for job in crew.jobs():

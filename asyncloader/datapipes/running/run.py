@@ -53,6 +53,7 @@ from asyncloader.datapipes.running.traits import (
     waits,
     yields_groups,
 )
+from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.datapipes.running.watch.watching import NOT_WATCHED, UNCOUNTED, Watching
 from asyncloader.errors import SnapshotError
 
@@ -752,6 +753,13 @@ class Pass(Generic[T_co]):
             getattr(self, name, getattr(self.state, name, UNCOUNTED)) for name in _COUNTS
         )
         return taken, yielded, self.follows_source, getattr(self, "errors", 0)
+
+    def under_way(self) -> Iterable[UnderWay]:
+        """Return what the next item waits for: calls that are being made, the most wanted first.
+
+        May be called at any time, in any thread.
+        """
+        return ()
 
     def set_paused(self, is_paused: bool) -> None:
         """Stop reading ahead of the consumer, or do so again; from any thread."""

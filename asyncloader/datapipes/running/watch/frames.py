@@ -18,6 +18,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from asyncloader.datapipes.running.traits import is_async_pipe, vars_of
+from asyncloader.datapipes.running.watch.under_way import local_of
 from asyncloader.system import in_forked_child
 
 #: The places of a thread that passes items on, in no pipe; of one that does something else; of
@@ -124,7 +125,7 @@ class CodeOwners:
         return self._at(source, place)
 
     def _place_of_self(self, frame: FrameType, places: list[int]) -> int:
-        owner = _self_of(frame)
+        owner = local_of(frame, "self")
         for place in places:
             pipe = self._pipes[place]
             if owner is pipe or attribute(attribute(owner, "run"), "pipe") is pipe:
@@ -144,18 +145,6 @@ def _reads(inner: FrameType, pipe: Any, source: Any) -> bool:
     # An iterable of the user's, unless it is what the pipe's own function returned.
     has_frames = any(each.co_flags & _GENERATOR for each in _codes_of(type(source)))
     return not has_frames and code is not getattr(attribute(pipe, "fn"), "__code__", None)
-
-
-def _self_of(frame: FrameType) -> Any:
-    if frame.f_trace is not None:
-        # A debugger in this frame uses its dict of locals.
-        return None
-    fields = frame.f_locals
-    owner = fields.get("self")
-    if type(fields) is dict:
-        # The dict would keep the present item alive long after the frame has dropped it.
-        fields.clear()
-    return owner
 
 
 _known_codes: weakref.WeakKeyDictionary[type, tuple[CodeType, ...]] = weakref.WeakKeyDictionary()
