@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from asyncloader.datapipes.rollouts import RolloutStats
     from asyncloader.datapipes.running.cursor_forms import State
     from asyncloader.datapipes.running.run import Edge
+    from asyncloader.datapipes.running.watch.under_way import UnderWay
     from asyncloader.loader.dataloader2 import DataLoader2
     from asyncloader.loader.iterators import DataLoader2Iterator
+    from asyncloader.loader.long_waits import Wait
     from asyncloader.loader.stage_stats import StageStats
     from asyncloader.loader.stats import LoaderStats, Metric
     from asyncloader.services.base import (
@@ -93,7 +95,9 @@ __all__ = [
     "State",
     "TooManyErrors",
     "TransportError",
+    "UnderWay",
     "Version",
+    "Wait",
     "WorkerDied",
     "WorkerInfo",
     "WorkerStartupError",
@@ -129,6 +133,8 @@ _HOMES = {
     "StageStats": "loader.stage_stats",
     "State": "datapipes.running.cursor_forms",
     "Version": "datapipes.admission",
+    "UnderWay": "datapipes.running.watch.under_way",
+    "Wait": "loader.long_waits",
     "WorkerStats": "workers.worker_stats",
     "functional_datapipe": "datapipes.iter",
 }

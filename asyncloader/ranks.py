@@ -29,6 +29,7 @@ from asyncloader.deadline import time_left
 from asyncloader.errors import RankError, RankTimeout
 from asyncloader.runtime import at_exit, start_thread, uncancellable
 from asyncloader.system import in_forked_child
+from asyncloader.waiting import AwaitsOthers
 
 #: How long a closing rank waits for others that may still answer; and then at most until gloo
 #: has let go, which takes milliseconds unless the machine is very busy.
@@ -226,7 +227,7 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 _Job = tuple[Statement, "Future[list[Statement]]"]
 
 
-class GlooGroup:
+class GlooGroup(AwaitsOthers):
     """A gloo group of our own. A thread opens the group, talks, and destroys the group."""
 
     def __init__(self, timeout: float) -> None:
@@ -263,6 +264,9 @@ class GlooGroup:
         with self._warning("read a loader"):
             return await asyncio.wrap_future(answer)
 
+    def awaited(self) -> str:
+        return ranks_in_words(self._awaited) if self._awaited else "another rank"
+
     async def aclose(self) -> None:
         """Destroy the group, within a bounded time."""
         self._jobs.put(None)
@@ -289,7 +293,7 @@ class GlooGroup:
                 "rank %d has waited %g s for %s to %s, as all ranks must; it waits up to %g s",
                 self.rank,
                 WARN_SECONDS,
-                ranks_in_words(self._awaited) if self._awaited else "another rank",
+                self.awaited(),
                 act,
                 self._timeout,
             )

@@ -380,6 +380,16 @@ class LoopThread:
         """The loop."""
         return self._loop or self.start()
 
+    @property
+    def present_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop, if it was started."""
+        return self._loop
+
+    @property
+    def ident(self) -> int | None:
+        """The number of the thread, once it runs."""
+        return None if self._running is None else self._running.thread.ident
+
     def start(self) -> asyncio.AbstractEventLoop:
         """Start the thread, unless it was started; return the loop."""
         with self._starting:
@@ -526,6 +536,12 @@ async def _wind_up() -> None:
 
 
 _loop_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+
+
+def thread_of_loop(loop: asyncio.AbstractEventLoop) -> int | None:
+    """Return the number of the thread in which a loop runs, if that is one of these."""
+    found = (each.ident for each in list(_loop_threads) if each.present_loop is loop)
+    return next(found, None)
 
 
 @at_exit

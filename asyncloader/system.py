@@ -18,6 +18,7 @@ import errno
 import faulthandler
 import functools
 import importlib
+import operator
 import os
 import platform
 import secrets
@@ -28,6 +29,7 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -522,12 +524,19 @@ def have_last_words() -> None:
 
 def open_last_words(pid: int) -> int | None:
     """Return the file of a living process for its last words; None where it has none."""
+    return _file_of(pid, _WORDS, os.O_RDONLY)
+
+
+def _file_of(pid: int, name: str, access: int) -> int | None:
+    """Open a file in memory of a living process, by its name; None where there is none."""
     if sys.platform == "linux" and not PORTABLE:
         folder = f"/proc/{pid}/fd"
         with contextlib.suppress(OSError):
-            for name in os.listdir(folder):
-                if _WORDS in os.readlink(f"{folder}/{name}"):
-                    return os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            for fd in os.listdir(folder):
+                # One may be closed meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    if name in os.readlink(f"{folder}/{fd}"):
+                        return os.open(f"{folder}/{fd}", access | os.O_CLOEXEC)
     return None
 
 
@@ -538,10 +547,115 @@ def ask_for_last_words(pid: int, death_fd: int) -> None:
 
 
 def _last_words_signal() -> int:
+    return _real_time_signal(9)
+
+
+def _real_time_signal(number: int) -> int:
     """One of the real-time signals, which nobody uses by accident."""
     if sys.platform == "linux":
-        return signal.SIGRTMIN + 9
+        return signal.SIGRTMIN + number
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+# Questions ------------------------------------------------------------------------------
+#
+# Upon another signal a process says what it is doing, and goes on. A thread of it answers, which
+# the arrival of the signal wakes whatever the main thread does; only a process that keeps the GIL
+# or is stopped does not. Then the fault handler may still show where its threads stand.
+
+_ANSWERS = "asyncloader answers"
+_STACKS = "asyncloader stacks"
+
+
+def be_asked() -> tuple[int, int] | None:
+    """Let this process be asked; to be called in its main thread.
+
+    Returns a descriptor that is readable when it is asked, and that of a file for the answer; None
+    where there is no such way.
+    """
+    if sys.platform == "linux" and not PORTABLE:
+        with contextlib.suppress(OSError):
+            answers, stacks = _memory_file(_ANSWERS), _memory_file(_STACKS)
+            asked, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            # The descriptor tells of it, so a function does that has no effect, and no frame.
+            signal.signal(_question_signal(), operator.is_)
+            # What the main thread waits for in the kernel goes on.
+            signal.siginterrupt(_question_signal(), False)
+            signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+            faulthandler.register(_stacks_signal(), file=stacks, all_threads=True, chain=False)
+            return asked, answers
+    return None
+
+
+def heard(asked: int) -> None:
+    """Forget the signals that have made a descriptor readable."""
+    with contextlib.suppress(BlockingIOError):
+        while os.read(asked, 512):
+            pass
+
+
+def answer_with(answers: int, answer: bytes) -> None:
+    """Put an answer into the file for it; it has no line breaks."""
+    with contextlib.suppress(OSError):
+        os.pwrite(answers, answer + b"\n", 0)
+
+
+def can_be_asked(pid: int) -> bool:
+    """Whether a living process has said where it answers."""
+    file = _file_of(pid, _ANSWERS, os.O_RDONLY)
+    if file is not None:
+        os.close(file)
+    return file is not None
+
+
+def answer_of(pid: int, death_fd: int, seconds: float) -> bytes:
+    """Ask a process what it is doing; return its answer, or nothing if none comes in time."""
+    return _asked(pid, death_fd, _ANSWERS, _question_signal, seconds)
+
+
+def stacks_of(pid: int, death_fd: int, seconds: float) -> bytes:
+    """Have a process show where its threads stand; return that, or nothing."""
+    return _asked(pid, death_fd, _STACKS, _stacks_signal, seconds)
+
+
+def _asked(pid: int, death_fd: int, name: str, number: Callable[[], int], seconds: float) -> bytes:
+    """Send a signal to a process, and return what it writes into its file of that name."""
+    file = _file_of(pid, name, os.O_RDWR)
+    if file is None:
+        return b""
+    try:
+        os.ftruncate(file, 0)
+        send_signal(pid, death_fd, number())
+        end, before = time.monotonic() + seconds, 0
+        # Nothing tells of a write to such a file. Its death is the only event to wait for.
+        while time.monotonic() < end and not is_readable(death_fd, _TICK_SECONDS):
+            size = os.fstat(file).st_size
+            if size and size == before:
+                return os.pread(file, size, 0).lstrip(b"\0")
+            before = size
+        return b""
+    finally:
+        os.close(file)
+
+
+_TICK_SECONDS = 0.01
+
+
+def _question_signal() -> int:
+    return _real_time_signal(8)
+
+
+def _stacks_signal() -> int:
+    return _real_time_signal(7)
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of the state of a process, as ps shows it; "" where that is unknown."""
+    if sys.platform == "linux" and not PORTABLE:
+        with contextlib.suppress(OSError, IndexError):
+            found = Path(f"/proc/{pid}/stat").read_bytes()
+            return found.rpartition(b")")[2].split()[0].decode()
+    return ""
 
 
 # What a process is and has --------------------------------------------------------------

@@ -19,6 +19,18 @@ class Stopped(GeneratorExit):
     """
 
 
+class AwaitsOthers:
+    """Waits in its methods for somebody outside of the epoch, whom its frames do not show."""
+
+    def awaited(self) -> str:
+        """Return whom or what it waits for."""
+        raise NotImplementedError
+
+    def their_stack(self) -> tuple[str, ...]:
+        """Return where those stand, as far as that can be known."""
+        return ()
+
+
 def do_nothing(*_: object) -> None:
     """Ignore what happened."""
 

@@ -78,6 +78,7 @@ LOADER = Page(
         "In a worker": ("get_worker_info", "WorkerInfo"),
         "How it is doing": (
             *("LoaderStats", "StageStats", "WorkerStats", "FeedStats", "RolloutStats", "Metric"),
+            *("Wait", "UnderWay"),
         ),
         "Debugging": ("set_debug",),
     },
@@ -240,6 +241,8 @@ GIVEN = {
     "WorkerStats",
     "FeedStats",
     "Metric",
+    "Wait",
+    "UnderWay",
 }
 
 SIGNATURE_WIDTH = 88

@@ -539,6 +539,7 @@ class DataLoader2(Generic[T_co]):
             left_out=self._engine.left_out(),
             rollouts=self._engine.lifecycle.rollouts(),
             unacknowledged=self._engine.unacknowledged if self._acknowledges else None,
+            waits=self._engine.long_waits.latest,
         )
 
     def watch(self, name: str = "") -> Watch:
@@ -556,7 +557,7 @@ class DataLoader2(Generic[T_co]):
 
     async def start(self) -> None:
         """Start the reading service now, instead of with the first item."""
-        await self._engine.lifecycle.start()
+        await self._engine.start()
 
     async def aclose(self) -> None:
         """Shut down within three seconds; afterwards iterating raises LoaderClosed."""

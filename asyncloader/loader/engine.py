@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 import os
 import threading
 import warnings
@@ -22,7 +23,7 @@ from typing import Any
 from asyncloader.datapipes.recording import NumberingPass
 from asyncloader.datapipes.running.cursor_history import newest
 from asyncloader.datapipes.running.cursors import Cursors
-from asyncloader.datapipes.running.traits import reads_ahead, waits
+from asyncloader.datapipes.running.traits import reads_ahead, requested_for, waits
 from asyncloader.datapipes.running.watch.watching import NOT_WATCHED
 from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.deadline import ends_within, leaving_time, time_left
@@ -31,6 +32,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
+from asyncloader.loader.long_waits import LOOKOUT, LongWaits, Since
 from asyncloader.loader.tuner import Tuner
 from asyncloader.places.states import EpochSeeds, EpochStart
 from asyncloader.runtime import (
@@ -84,11 +86,14 @@ class Engine:
         # The graph that the service returned, and whether it needs a loop.
         self._looked_at: tuple[Any, bool] = None, False
         self.epochs = 0
+        #: What the consumer waits for, if that takes long.
+        self.long_waits = LongWaits(self)
         self._pid = os.getpid()
         _engines.add(self)
 
     @unless_exiting
     def __del__(self) -> None:
+        LOOKOUT.abandon(self.long_waits)
         # This may run in the garbage collector of any thread, which must not wait.
         if self._warn_if_dropped():
             close_in_thread(_end_dropped(self._epoch, self.lifecycle, self._thread))
@@ -112,6 +117,16 @@ class Engine:
                     " not belong to this forked child; make a new DataLoader2 in the child"
                 )
             )
+
+    def present_wait(self) -> Since | None:
+        """Return what the consumer waits for; None if it does not wait, or waits for requests."""
+        epoch, begins = self._epoch, self.lifecycle.begins
+        position = self.position(self._buffer) or 0
+        if epoch is None or not (since := epoch.waits_since()):
+            return None if begins is None else Since(begins.since, position, begins.task)
+        requested = min(map(requested_for, self.watching.pipes), default=math.inf)
+        since = max(since, perf_counter() - requested) if requested < math.inf else since
+        return Since(since, position, None if begins is None else begins.task)
 
     def seed(self, seed: int) -> None:
         """Begin a seed's sequence of epochs with the next epoch.
@@ -246,6 +261,16 @@ class Engine:
         self._epoch = epoch = AsyncEpoch(self.lifecycle, start, self.watching, buffer)
         self._begin_tuner(buffer, asyncio.get_running_loop())
         return epoch
+
+    async def start(self) -> None:
+        """Start the service, on the running loop."""
+        LOOKOUT.watch(self.long_waits)
+        try:
+            await self.lifecycle.start()
+        except BaseException:
+            if not self.lifecycle.is_begun:
+                LOOKOUT.forget(self.long_waits)
+            raise
 
     async def prepare_to_continue(self, buffer: ItemBuffer) -> None:
         """End the part of an epoch that ran with earlier settings, on the running loop."""
@@ -416,7 +441,8 @@ class Engine:
     def _begin_to_close(self) -> concurrent.futures.Future[None]:
         with self._closing_thread:
             self._closed, self.refusal = uncancellable(), LoaderClosed(CLOSED)
-            return self._closed
+        LOOKOUT.forget(self.long_waits)
+        return self._closed
 
     def _leave(self) -> None:
         """Close generators of the caller's thread in the thread that asks for it."""
@@ -426,10 +452,12 @@ class Engine:
     def _run_start(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run what starts the service on the private loop, and close that if it fails."""
         thread = self._private_loop()
+        LOOKOUT.watch(self.long_waits)
         try:
             thread.call(start)
         except BaseException:
             if self._may_drop_thread():
+                LOOKOUT.forget(self.long_waits)
                 thread.close()
             raise
 
@@ -474,6 +502,7 @@ class Engine:
     def _next_start(self, buffer: ItemBuffer) -> EpochStart:
         # Another thread's iterator may have yielded one since the loader was asked for this one.
         self.check_acknowledged()
+        LOOKOUT.watch(self.long_waits)
         # An epoch of which nothing was taken is not skipped, but begun again.
         was_read = self._buffer.was_read()
         if self._start is None or self._is_reseeded or was_read:

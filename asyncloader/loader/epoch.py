@@ -21,6 +21,7 @@ from asyncloader.datapipes.running.in_flight import HandedOver, current_device
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import Home, give_groups, run_at
 from asyncloader.datapipes.running.traits import hands_over, is_async_pipe
+from asyncloader.datapipes.running.watch.frames import OUTSIDE, present_frames
 from asyncloader.datapipes.running.watch.watching import (
     SAMPLER,
     WatchedCalls,
@@ -98,6 +99,10 @@ class Epoch(ABC):
     def change_settings(self) -> None:
         """Let ``next`` raise SettingsChanged soon; from any thread."""
 
+    @abstractmethod
+    def waits_since(self) -> float:
+        """Return since when its consumer has waited for an item; 0.0 if it does not."""
+
     def leave(self) -> None:  # noqa: B027 - only a DirectEpoch has something to close
         """Close the generators that a consumer's thread runs, in the present thread."""
 
@@ -158,6 +163,11 @@ class LoopEpoch(Epoch):
             self._is_changing = True
             # The consumer may wait for more than the workers have credits for.
             self._consumer.wake()
+
+    def waits_since(self) -> float:
+        consumer = self._watching.main
+        is_waiting = not (self.is_over or consumer.resting_since or self._buffer.is_closed())
+        return consumer.working_since if is_waiting else 0.0
 
     def abandon(self) -> None:
         if self.is_over and self._buffer.is_ended:
@@ -628,6 +638,8 @@ class DirectEpoch(Epoch):
         self._end: LastingError | None = None
         self._is_closed = False
         self._made = 0
+        # How many items were made when somebody first saw the consumer wait for the next, and when.
+        self._seen_waiting = (-1, 0.0)
         run = lifecycle.begin_epoch_here(start) or thread.call(lambda: lifecycle.begin_epoch(start))
         watching.begin(run.tree, lambda: pipes_of(run.pipe))
         # To set a timer would wake the loop's thread, which then asks for the GIL.
@@ -685,6 +697,16 @@ class DirectEpoch(Epoch):
 
     def cursors(self, passed: int) -> Cursors:
         return self._history.at(passed)
+
+    def waits_since(self) -> float:
+        # Nothing is noted for each item, so a wait is as old as the first look at it.
+        with present_frames() as frames:
+            place = self._caller.place(self._watching.owners(), frames)
+        if self.is_over or place == OUTSIDE:
+            self._seen_waiting = (-1, 0.0)
+        elif self._seen_waiting[0] != self._made:
+            self._seen_waiting = (self._made, perf_counter())
+        return self._seen_waiting[1]
 
     def _put_cursors(self, into: Cursors) -> None:
         self._run.put_cursors(into)

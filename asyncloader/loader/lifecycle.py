@@ -11,9 +11,17 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.prompts import Gate
@@ -66,6 +74,13 @@ _NOT_RECORDED = (
 )
 
 
+class Beginning(NamedTuple):
+    """The task that starts a service or begins an epoch, and since when it does."""
+
+    since: float
+    task: asyncio.Task[Any] | None
+
+
 class Lifecycle:
     """Starts a service on a graph, begins its epochs one by one, and finalizes it."""
 
@@ -100,6 +115,8 @@ class Lifecycle:
         # Loops of several threads may want to start the service.
         self._starting = CrossLoopLock()
         self._epoch_open = False
+        #: What starts the service or begins an epoch at the moment, and since when; None if nobody.
+        self.begins: Beginning | None = None
 
     def use_graph(self, graph: Graph) -> None:
         """Set the graph to run, before the start."""
@@ -185,14 +202,24 @@ class Lifecycle:
         """Start the service; a start that fails may be tried again."""
         if self.is_started and not self.is_closed:
             return
-        async with self._starting.held():
-            self._check_open()
-            if self._graph is None:
-                raise RuntimeError("the loader has no graph yet: call load_state_dict first")
-            if self.is_outdated:
-                await self._undo_start()
-            if not self.is_started:
-                await self._initialize(self._graph)
+        with self._beginning():
+            async with self._starting.held():
+                self._check_open()
+                if self._graph is None:
+                    raise RuntimeError("the loader has no graph yet: call load_state_dict first")
+                if self.is_outdated:
+                    await self._undo_start()
+                if not self.is_started:
+                    await self._initialize(self._graph)
+
+    @contextlib.contextmanager
+    def _beginning(self) -> Iterator[None]:
+        """Note that the present task makes something begin, for those who wait for it."""
+        before, self.begins = self.begins, Beginning(time.perf_counter(), asyncio.current_task())
+        try:
+            yield
+        finally:
+            self.begins = before
 
     def is_ready(self) -> bool:
         """Whether an epoch can begin, and nothing has to be done before."""
@@ -207,7 +234,8 @@ class Lifecycle:
             await self.adjust()
         self._epoch_open = True
         try:
-            return await self._begin(start)
+            with self._beginning():
+                return await self._begin(start)
         except BaseException:
             await bounded(self.end_epoch)
             raise

@@ -18,6 +18,7 @@ from asyncloader.datapipes.rollouts import RolloutStats
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED, Tally, Watching
 from asyncloader.graph.outline import NO_GRAPH, Outline
+from asyncloader.loader.long_waits import Wait
 from asyncloader.loader.stage_stats import (
     DISPATCHER,
     LOADER,
@@ -73,6 +74,8 @@ class LoaderStats:
     unacknowledged: int | None = None
     #: How each ``rollout`` of the graph is doing.
     rollouts: tuple[RolloutStats, ...] = ()
+    #: What the consumer waits for, once it has waited a minute.
+    waits: tuple[Wait, ...] = ()
     #: The graph, as it is drawn.
     outline: Outline = NO_GRAPH
 
@@ -153,6 +156,7 @@ def stats_of(
     left_out: Mapping[str, int] = MappingProxyType({}),
     unacknowledged: int | None = None,
     rollouts: tuple[RolloutStats, ...] = (),
+    waits: tuple[Wait, ...] = (),
 ) -> LoaderStats:
     """Return how the loader of a graph with these pipes is doing.
 
@@ -179,6 +183,7 @@ def stats_of(
         left_out=dict(left_out),
         unacknowledged=unacknowledged,
         rollouts=rollouts,
+        waits=waits,
         outline=outline,
     )
 
@@ -330,6 +335,8 @@ def _table(stats: LoaderStats) -> str:
         lines += ["", *map(str, stats.rollouts)]
     if stats.choices:
         lines += ["", *stats.choices]
+    for wait in stats.waits:
+        lines += ["", str(wait)]
     return "\n".join(lines)
 
 

@@ -23,6 +23,7 @@ from asyncloader.datapipes.running.cursors import (
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import cancelled
+from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.datapipes.settled import NOTHING_PENDING, Ledger, Pending, Settled, SettledRuns
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
@@ -204,6 +205,9 @@ class FromWorkersPass(Pass[Any]):
             unwanted, self._unwanted = self._unwanted, 0
             return items[unwanted:] if unwanted else items
 
+    def under_way(self) -> Iterable[UnderWay]:
+        return () if self._stream is None else self._stream.holding_up()
+
     def holds_much(self) -> bool:
         return self._stream is not None and self._stream.holds_much()
 
@@ -374,6 +378,13 @@ class FedPass(Pass[Any]):
 
     has_place = False
 
+    def __init__(self, edge: Edge[Any]) -> None:
+        super().__init__(edge)
+        self._stream: FedStream | None = None
+
+    def under_way(self) -> Iterable[UnderWay]:
+        return () if self._stream is None else self._stream.holding_up()
+
     async def __aiter__(self) -> AsyncIterator[Any]:
         async with aclosing(self.groups()) as groups:
             async for items in groups:
@@ -391,6 +402,7 @@ class FedPass(Pass[Any]):
                 f"{pipe!r} was read twice in one epoch, but the workers' items come only once;"
                 " read it once"
             )
+        self._stream = stream
         stream.begin()
         loop = asyncio.get_running_loop()
         dealing = stream.deal(self.source.abegin())

@@ -158,6 +158,9 @@ class Feed(IterDataPipe[Any]):
         is_ready = not self._is_closed and readership.is_read() and readership.failure is None
         return self._pending.stats(is_ready=is_ready)
 
+    def requested_for(self) -> float:
+        return self._pending.longest()
+
     def is_replicable(self) -> bool:
         return False
 

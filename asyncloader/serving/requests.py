@@ -18,6 +18,7 @@ import itertools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope, Key
@@ -118,6 +119,14 @@ class PendingRequests:
             batch_fill=_mean(self.fills),
             is_ready=is_ready,
         )
+
+    def longest(self) -> float:
+        """Return for how many seconds the oldest request has waited for its answer; in any thread.
+
+        0.0 where there is none.
+        """
+        oldest = (next(iter(each.values()), None) for each in (self._waiting, self._under_way))
+        return max((monotonic() - each.accepted for each in oldest if each), default=0.0)
 
     def has_retryable(self) -> bool:
         """Whether a request that is under way may have to be tried again."""

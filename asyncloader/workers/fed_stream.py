@@ -19,6 +19,7 @@ from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.prefetching import is_heavy
 from asyncloader.datapipes.running.cursors import aclose_items
 from asyncloader.datapipes.running.run_place import cancelled
+from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.errors import LoaderError, PipelineError, TransportError, WorkerTimeout
 from asyncloader.places.stream_place import StreamPlace, first_place
 from asyncloader.runtime import begin_task
@@ -108,6 +109,11 @@ class FedStream:
         await self._silence.aclose()
         if self._recovery is not None:
             await cancelled([self._recovery])
+
+    def holding_up(self) -> list[UnderWay]:
+        """Ask the workers that owe an answer what they do."""
+        owing = [each for each in self._living() if each.line is not None and each.line.out]
+        return [each for handle in owing for each in handle.holding_up()]
 
     # Dealing ----------------------------------------------------------------------------
 

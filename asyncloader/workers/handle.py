@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 
+from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.errors import (
     LoaderError,
     ResourceExhausted,
@@ -245,6 +246,22 @@ class WorkerHandle:
         for inbox in self.inboxes.values():
             inbox.end(self.failure)
         self.on_news()
+
+    def holding_up(self) -> list[UnderWay]:
+        """Ask the process what holds it up; nothing if it waits for another one."""
+        where = f"{self.name} ({self.process.place})"
+        silent = time.monotonic() - self._last_heard
+        if not self.is_ready:
+            where += ", which is not ready yet"
+        found = self.process.holding_up()
+        return [
+            replace(
+                each,
+                where=f"{where}, {each.where}" if each.where else where,
+                seconds=silent if each.seconds is None else each.seconds,
+            )
+            for each in found
+        ]
 
     async def add_stack(self, failure: WorkerTimeout) -> None:
         """Ask a silent worker to end, and say in a failure where its threads stood."""

@@ -23,7 +23,7 @@ from asyncloader.runtime import descriptors_for
 from asyncloader.seeds import SeedGenerator
 from asyncloader.system import channel_pair
 from asyncloader.transport.parcel import Parcel
-from asyncloader.waiting import LoopWaiter, call_soon
+from asyncloader.waiting import AwaitsOthers, LoopWaiter, call_soon
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.handle import WorkerHandle
@@ -407,7 +407,7 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
 
 
-class Starter:
+class Starter(AwaitsOthers):
     """Starts the processes of one pool, and knows those that were not ended yet.
 
     It counts the deaths in a row between which no item was delivered.
@@ -430,6 +430,17 @@ class Starter:
         # Whether each worker has a channel for items that the loader feeds it.
         self._has_lines = has_lines
         self._in_vain = 0
+        # Those that have to get ready.
+        self._starting: list[WorkerHandle] = []
+
+    def awaited(self) -> str:
+        late = [each for each in self._starting if not each.is_ready]
+        names = ", ".join(f"{each.name} ({each.process.place})" for each in late)
+        return f"{names} to get ready" if late else "the processes of its workers to start"
+
+    def their_stack(self) -> tuple[str, ...]:
+        late = (each for each in self._starting if not each.is_ready)
+        return next((found.stack for each in late for found in each.holding_up()), ())
 
     async def start(self, workers: Iterable[int]) -> list[WorkerHandle]:
         """Start these workers, and the dispatching process; return their handles.
@@ -527,6 +538,7 @@ class Starter:
     async def _get_ready(self, handles: list[WorkerHandle]) -> None:
         loop = asyncio.get_running_loop()
         waiter = LoopWaiter(loop)
+        self._starting = handles
         for handle in handles:
             handle.attach(loop, waiter.wake)
         workers, dispatcher = _apart(handles)

@@ -13,6 +13,7 @@ from time import monotonic
 from types import CodeType
 from typing import Any
 
+from asyncloader.datapipes.running.waits import ASKED_ABOUT
 from asyncloader.datapipes.running.watch.frames import HANDING, IMPORTING
 from asyncloader.datapipes.running.watch.watching import Tally, Watched, Watching
 from asyncloader.errors import TransportError
@@ -99,6 +100,7 @@ class Account:
         self._epoch, self._parts = epoch, parts
         self.main.restart()
         self.watching.begin(parts[0].edge.tree, self._pipes)
+        ASKED_ABOUT.add(self.watching)
         self.due = monotonic() + _BETWEEN_REPORTS
 
     def tell(self) -> None:
@@ -126,6 +128,7 @@ class Account:
 
     def close(self) -> None:
         """Stop the account."""
+        ASKED_ABOUT.discard(self.watching)
         self.main.end()
 
     def _pipes(self) -> list[Any]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.datapipes.settled import Ledger
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.places.marks import DealStart, Mark
@@ -304,6 +305,11 @@ class WorkerStream:
             if not inbox.is_asked and not inbox.has_something():
                 inbox.is_asked = True
                 handle.send(Grant(self._epoch, self._number, 1))
+
+    def holding_up(self) -> list[UnderWay]:
+        """Ask the workers whose items are awaited, and the dispatching process, what they do."""
+        handles = [self._pool.handles[inbox.worker] for inbox in self._merge.awaited()]
+        return [each for handle in [*handles, *self._dealers()] for each in handle.holding_up()]
 
     def _hurry(self) -> None:
         for inbox in self._merge.awaited():

@@ -25,7 +25,7 @@ from time import monotonic
 from asyncloader.datapipes.running.run_place import present_waiter
 from asyncloader.runtime import start_thread
 from asyncloader.system import in_forked_child, lock_file, open_file, unlock_file, user_number
-from asyncloader.waiting import ThreadWaiter
+from asyncloader.waiting import AwaitsOthers, ThreadWaiter
 
 _OWN = ".asyncloader-"
 
@@ -143,10 +143,11 @@ def _open_others_lock(path: str) -> int:
         return open_own(path, os.O_RDONLY)
 
 
-class _LockWait:
+class _LockWait(AwaitsOthers):
     """A thread's wait for a lock, which its caller may give up before it is over."""
 
-    def __init__(self, fd: int, waiter: ThreadWaiter) -> None:
+    def __init__(self, path: str, fd: int, waiter: ThreadWaiter) -> None:
+        self._path = path
         self._fd = fd
         self._waiter = waiter
         self._deciding = threading.Lock()
@@ -164,6 +165,13 @@ class _LockWait:
             if self._is_given_up:
                 _leave(self._fd)
         self._waiter.wake()
+
+    def awaited(self) -> str:
+        return f"the lock {self._path}, which {_maker(self._path)} holds"
+
+    def until_over(self, seconds: float) -> bool:
+        """Let the caller wait; False if it is not over within so many seconds."""
+        return self._waiter.until(lambda: self.is_over, seconds)
 
     def give_up(self) -> None:
         with self._deciding:
@@ -188,7 +196,7 @@ def _lock_later(path: str, fd: int, seconds: float) -> bool:
     # Nothing ends a wait for a lock before its time. So a thread waits, which may stay
     # behind until the holder is done, and this one can be stopped.
     waiter = present_waiter()
-    wait = _LockWait(fd, waiter)
+    wait = _LockWait(path, fd, waiter)
     thread = threading.Thread(target=wait.run, name=f"asyncloader waits for {path}", daemon=True)
     try:
         start_thread(thread)
@@ -197,7 +205,7 @@ def _lock_later(path: str, fd: int, seconds: float) -> bool:
         raise
     is_locked = False
     try:
-        is_locked = waiter.until(lambda: wait.is_over, seconds) and wait.error is None
+        is_locked = wait.until_over(seconds) and wait.error is None
     finally:
         if not is_locked:
             wait.give_up()

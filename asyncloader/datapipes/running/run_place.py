@@ -81,12 +81,19 @@ class Home:
         self._is_stopped = False
         #: Measures the threads' time.
         self.watching = watching
+        watching.places.add(self)
         self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop."""
         return self._where.loop if isinstance(self._where, LoopThread) else self._where
+
+    @property
+    def present_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop, if it was started."""
+        where = self._where
+        return where.present_loop if isinstance(where, LoopThread) else where
 
     def is_here(self) -> bool:
         """Whether its loop is the running one."""

@@ -9,6 +9,7 @@ change its mind while it is set up (a shuffle can be switched off), so it is ask
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -187,6 +188,14 @@ def begins_anywhere(pipe: Any) -> bool:
 def yields_groups(pipe: Any) -> bool:
     """Whether a pipe yields its items in groups, to be asked for instead."""
     return hasattr(pipe, "groups")
+
+
+def requested_for(pipe: Any) -> float:
+    """Return for how many seconds somebody has waited for an answer of a pipe's items.
+
+    Infinite for a pipe whose items need no request: they are always wanted.
+    """
+    return float(pipe.requested_for()) if can(pipe, "requested_for") else math.inf
 
 
 def is_made_elsewhere(pipe: Any) -> bool:

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from functools import cache, partial
 from typing import Any
 
+from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.memory import SharedBytes
 from asyncloader.runtime import CallThread, uncancellable
@@ -33,7 +34,7 @@ from asyncloader.workers.actors.cluster import (
     needs_of,
 )
 from asyncloader.workers.actors.far_end import ArrivedMemory, FarEnd
-from asyncloader.workers.process.process import ProcessPlan, WorkerProcess, how_it_ended
+from asyncloader.workers.process.process import UNKNOWN, ProcessPlan, WorkerProcess, how_it_ended
 
 logger = logging.getLogger("asyncloader")
 
@@ -270,6 +271,10 @@ class ActorProcess:
 
     def how_it_ended(self) -> str:
         return self._how
+
+    def holding_up(self) -> list[UnderWay]:
+        # An actor answers by a call, which nobody can wait for here.
+        return [UNKNOWN]
 
     async def hang_dump(self) -> str | None:
         stacks: Future[str | None] = uncancellable()

@@ -17,6 +17,7 @@ import faulthandler
 import gc
 import importlib
 import io
+import json
 import os
 import signal
 import socket
@@ -25,13 +26,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import start_thread
 from asyncloader.system import (
+    answer_with,
+    be_asked,
     die_with_parent,
     have_last_words,
+    heard,
     is_any_readable,
     open_fds,
     show_name,
@@ -44,6 +49,8 @@ def settle(name: str, *, parent: int) -> None:
     """Become a child of ``parent`` that ends with it and ignores Ctrl-C."""
     forget_signals()
     have_last_words()
+    global _questions
+    _questions = be_asked()
     _show_crashes()
     show_name(name)
     tie_to(parent)
@@ -193,7 +200,28 @@ def end_now() -> NoReturn:
     os._exit(1)
 
 
+#: Where this process is asked what it is doing, and where it answers.
+_questions: tuple[int, int] | None = None
+
+
 def _outlive_nobody(lifelines: Collection[int]) -> None:
-    while not is_any_readable(lifelines, timeout=3600.0):
-        pass
-    end_now()
+    questions = [] if _questions is None else [_questions[0]]
+    while True:
+        is_any_readable([*lifelines, *questions], timeout=3600.0)
+        if is_any_readable(lifelines, timeout=0.0):
+            end_now()
+        if _questions is not None and is_any_readable(questions, timeout=0.0):
+            _answer(*_questions)
+
+
+def _answer(asked: int, answers: int) -> None:
+    """Say what holds up this process."""
+    heard(asked)
+    # Imported late: most processes are never asked.
+    from asyncloader.datapipes.running.waits import held_up_here
+
+    try:
+        found = held_up_here()
+    except Exception:  # noqa: BLE001 - the graph is in use; its stacks tell more than nothing
+        return
+    answer_with(answers, json.dumps([asdict(each) for each in found]).encode())

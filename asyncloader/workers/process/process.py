@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -21,11 +23,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
+from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.deadline import time_left
 from asyncloader.runtime import begin_closing, begin_task, holding_interrupts, released
 from asyncloader.shield import shielded
 from asyncloader.system import (
+    answer_of,
     ask_for_last_words,
+    can_be_asked,
     exitcode_of_unreaped,
     in_forked_child,
     is_readable,
@@ -33,6 +38,8 @@ from asyncloader.system import (
     oom_kills,
     open_last_words,
     send_signal,
+    stacks_of,
+    state_of,
 )
 from asyncloader.transport.arena import ArenaView, SlotView
 from asyncloader.transport.channel import LoopChannel, LoopEnd
@@ -124,6 +131,23 @@ class Process:
             return os.pread(file, _MOST_BYTES, 0).decode(errors="replace") or None
         finally:
             os.close(file)
+
+    def holding_up(self) -> list[UnderWay]:
+        """Ask the process what holds it up; in a thread that may wait for a second or two."""
+        if self.is_dead() or not self.is_ours():
+            return []
+        if (state := state_of(self.pid)) in _STATES:
+            return [UnderWay(_STATES[state])]
+        if not can_be_asked(self.pid):
+            return [UNKNOWN]
+        answer = answer_of(self.pid, self.death_fd, _ANSWER_SECONDS)
+        if found := _told(answer):
+            return found
+        dump = stacks_of(self.pid, self.death_fd, _ANSWER_SECONDS).decode(errors="replace")
+        what = "its main thread" if answer else "a call that keeps the GIL"
+        if stack := _main_stack(dump):
+            return [UnderWay(what, stack=stack)]
+        return [] if answer else [UnderWay("no answer")]
 
     @property
     def status_fd(self) -> int:
@@ -407,6 +431,49 @@ class DeathWatch:
 # What a loader asks ---------------------------------------------------------------------
 
 
+#: How long a process may take to answer.
+_ANSWER_SECONDS = 1.0
+
+#: What is said of a process that nobody can ask.
+UNKNOWN = UnderWay("the next item")
+
+#: What is said of a process that cannot answer, by its state.
+_STATES = {
+    "T": "stopped by a signal (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "D": "a wait in the kernel, for a disk or a file system",
+}
+
+
+def _told(answer: bytes) -> list[UnderWay]:
+    """Return what a process has answered."""
+    if not answer:
+        return []
+    try:
+        return [UnderWay(**{**each, "stack": tuple(each["stack"])}) for each in json.loads(answer)]
+    except (ValueError, TypeError, LookupError):
+        return []
+
+
+def _main_stack(dump: str) -> tuple[str, ...]:
+    """Return the stack of the thread that works, of those that the fault handler shows."""
+    threads = (_FRAME.findall(part) for part in dump.split("\n\n"))
+    # The innermost function comes first.
+    main = next((each for each in threads if any(map(_serves, each))), [])
+    inner = main[: next((n for n, each in enumerate(main) if _serves(each)), 0)]
+    shown = [f"{file}:{line} in {name}" for file, line, name in inner if _PACKAGE not in file]
+    return tuple(reversed(shown))
+
+
+def _serves(frame: tuple[str, str, str]) -> bool:
+    file, _, name = frame
+    return name == "serve" and _PACKAGE in file
+
+
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
+_PACKAGE = f"{os.sep}asyncloader{os.sep}"
+
+
 class WorkerProcess(Protocol):
     """A process that works for a loader, on this machine or elsewhere."""
 
@@ -450,6 +517,10 @@ class WorkerProcess(Protocol):
 
     def how_it_ended(self) -> str:
         """Say how the dead process ended."""
+        ...
+
+    def holding_up(self) -> list[UnderWay]:
+        """Ask the process what holds it up; nothing where nobody can ask."""
         ...
 
     async def hang_dump(self) -> str | None:

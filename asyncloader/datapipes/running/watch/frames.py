@@ -2,13 +2,12 @@
 
 This file is about ``CodeOwners``: it finds, in the frames of a thread that iterates pipes,
 the pipe whose code runs. Pipes are plain generators and note nothing for this. And it is
-about ``present_frames``, which lets a thread look at the frames of the others safely.
+about ``present_frames``, which lets a thread look at the frames of the others.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import os
 import sys
@@ -18,8 +17,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from asyncloader.datapipes.running.traits import is_async_pipe, vars_of
-from asyncloader.datapipes.running.watch.under_way import local_of
-from asyncloader.system import in_forked_child
+from asyncloader.datapipes.running.watch.under_way import local_of, undisturbed
 
 #: The places of a thread that passes items on, in no pipe; of one that does something else; of
 #: one that waits for items which another thread or process makes, where they are watched; and of
@@ -181,10 +179,6 @@ def latest_pass(pipe: Any) -> Any:
     return None if tree is None else tree.latest_pass(pipe)
 
 
-#: Whether making any object may collect garbage, which can run any code.
-_COLLECTS_ANYWHERE = sys.version_info < (3, 12)
-
-
 def can_be_looked_at() -> bool:
     """Whether a thread stands still while another one looks at its frames."""
     has_gil = getattr(sys, "_is_gil_enabled", None)
@@ -193,35 +187,10 @@ def can_be_looked_at() -> bool:
 
 @contextlib.contextmanager
 def present_frames() -> Iterator[dict[int, FrameType]]:
-    """Return the innermost frame of each thread, to be used within the block only.
-
-    Python makes the object of a frame when it is asked for. If garbage were collected
-    meanwhile, the code that runs then could let the thread leave the frame before its object
-    exists, which crashes; or it could wait for the list of threads, which is locked.
-    """
-    global _has_stopped_collecting
-    stops = _COLLECTS_ANYWHERE and gc.isenabled()
-    frames: dict[int, FrameType] = {}
-    try:
-        if stops:
-            _has_stopped_collecting = True
-            gc.disable()
+    """Return the innermost frame of each thread, to be used within the block only."""
+    with undisturbed():
         frames = sys._current_frames()
-        yield frames
-    finally:
-        if stops:
-            gc.enable()
-            _has_stopped_collecting = False
-        frames.clear()
-
-
-_has_stopped_collecting = False
-
-
-@in_forked_child
-def _collect_again() -> None:
-    # The thread that looked in the parent does not exist in its forked child.
-    global _has_stopped_collecting
-    if _has_stopped_collecting:
-        gc.enable()
-        _has_stopped_collecting = False
+        try:
+            yield frames
+        finally:
+            frames.clear()

@@ -7,17 +7,25 @@ the stack of a thread or a task from outside, while it stands still.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any, TypeVar
 
+from asyncloader import waiting
+from asyncloader.system import in_forked_child
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _WATCH = os.path.dirname(__file__)
+#: Where threads and tasks wait for something; it does not say for what.
+_WAITING = str(waiting.__file__)
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(_WATCH))), "")
 
 
@@ -25,6 +33,7 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(_WATCH))
 class UnderWay:
     """One thing that somebody waits for, at one moment.
 
+    >>> from asyncloader import UnderWay
     >>> print(UnderWay("async_map(ask)", item=7, attempt=2, seconds=61.5))
     async_map(ask): item 7, attempt 2, for 62 s
     """
@@ -47,8 +56,13 @@ class UnderWay:
         facts = [] if self.item is None else [f"item {self.item}"]
         facts += [f"attempt {self.attempt}"] if self.attempt > 1 else []
         facts += [self.where] if self.where else []
-        facts += [] if self.seconds is None else [f"for {self.seconds:.0f} s"]
+        facts += [] if self.seconds is None else [f"for {seconds_text(self.seconds)}"]
         return f"{self.what}: {', '.join(facts)}" if facts else self.what
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time for people: ``61 s``, ``0.4 s``."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 def of_task(
@@ -72,9 +86,53 @@ def of_frames(
     return UnderWay(what, where, item, _attempt(frames), seconds, stack_of(frames))
 
 
-def frames_of_task(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """Yield the frames of a task that waits, the innermost last, through what it awaits."""
-    awaited: Any = task
+#: Whether making any object may collect garbage, which can run any code.
+_COLLECTS_ANYWHERE = sys.version_info < (3, 12)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let one thread at a time look at the frames of others, and collect no garbage meanwhile.
+
+    Python makes the object of a frame when it is asked for. If garbage were collected then, the
+    code that runs could let the thread leave the frame before its object exists, which crashes; or
+    it could wait for the list of threads, which is locked.
+    """
+    global _has_stopped_collecting
+    with _looking:
+        stops = _COLLECTS_ANYWHERE and gc.isenabled()
+        try:
+            if stops:
+                _has_stopped_collecting = True
+                gc.disable()
+            yield
+        finally:
+            if stops:
+                gc.enable()
+                _has_stopped_collecting = False
+
+
+_looking = threading.RLock()
+_has_stopped_collecting = False
+
+
+@in_forked_child
+def _collect_again() -> None:
+    # The thread that looked in the parent does not exist in its forked child.
+    global _looking, _has_stopped_collecting
+    _looking = threading.RLock()
+    if _has_stopped_collecting:
+        gc.enable()
+        _has_stopped_collecting = False
+
+
+def frames_of_task(task: asyncio.Task[Any]) -> list[FrameType]:
+    """Return the frames of a task that waits, the innermost last, through what it awaits."""
+    with undisturbed():
+        return list(_awaited_frames(task))
+
+
+def _awaited_frames(awaited: Any) -> Iterator[FrameType]:
     for _ in range(_MOST_FRAMES):
         frame, following = _step(awaited)
         if frame is not None:
@@ -119,9 +177,14 @@ def _step(awaited: Any) -> tuple[FrameType | None, Any]:
 
 
 def stack_of(frames: Iterable[FrameType]) -> tuple[str, ...]:
-    """Return frames as text, the innermost last; of ours only an innermost one."""
+    """Return frames as text, the innermost last; of ours only an innermost one.
+
+    What leads to ours says nothing of what they do.
+    """
     frames = list(frames)
-    shown = [frame for frame in frames[:-1] if not is_own(frame)] + frames[-1:]
+    first = next((n for n, frame in enumerate(frames[:-1]) if is_own(frame)), 0)
+    shown = [frame for frame in frames[first:-1] if not is_own(frame)]
+    shown += [frame for frame in frames[-1:] if frame.f_code.co_filename != _WAITING]
     return tuple(map(_line_of, shown))
 
 

@@ -48,6 +48,13 @@ class Tree(Protocol):
     def latest_pass(self, pipe: Any) -> Any: ...
 
 
+class HasLoop(Protocol):
+    """Where a graph runs."""
+
+    @property
+    def present_loop(self) -> asyncio.AbstractEventLoop | None: ...
+
+
 def _no_pipes() -> list[Any]:
     """The pipes of no epoch."""
     return []
@@ -68,6 +75,8 @@ class Watching:
         self._threads = [main]
         #: The seconds of threads that have ended, by place.
         self._ended: Counter[int] = Counter()
+        #: Where the graph runs at the moment.
+        self.places: weakref.WeakSet[HasLoop] = weakref.WeakSet()
         self.main = main
         main.watching = self
 
@@ -140,6 +149,15 @@ class Watching:
         """Return which code belongs to which pipe, with the threads that work at the moment."""
         return CodeOwners(self.pipes, self.made_elsewhere())
 
+    def threads(self) -> list[Watched]:
+        """Return the threads that iterate pipes at the moment, ``main`` among them."""
+        return list(self._threads)
+
+    def loops(self) -> list[asyncio.AbstractEventLoop]:
+        """Return the loops on which the graph runs at the moment."""
+        loops = dict.fromkeys(place.present_loop for place in list(self.places))
+        return [loop for loop in loops if loop is not None and not loop.is_closed()]
+
     def made_elsewhere(self) -> set[int]:
         """Return the ids of pipes that threads of their own iterate at the moment."""
         others = [each for each in list(self._threads) if each is not self.main]
@@ -175,7 +193,7 @@ class Watched:
         self.looks: Counter[int] = Counter()
         self._rested = 0.0
         self.resting_since = 0.0
-        self._begun = self._ended = perf_counter()
+        self._begun = self._ended = self.working_since = perf_counter()
 
     def begin(self) -> None:
         """Watch the thread from now on, unless it has ended already."""
@@ -199,7 +217,8 @@ class Watched:
     def resume(self) -> None:
         """Note that the thread works again."""
         if self.resting_since:
-            self._rested += perf_counter() - self.resting_since
+            self.working_since = perf_counter()
+            self._rested += self.working_since - self.resting_since
             self.resting_since = 0.0
         if SAMPLER.is_asleep:
             SAMPLER.wake()
