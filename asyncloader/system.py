@@ -32,6 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -656,6 +657,54 @@ def state_of(pid: int) -> str:
             found = Path(f"/proc/{pid}/stat").read_bytes()
             return found.rpartition(b")")[2].split()[0].decode()
     return ""
+
+
+# The address of a page ------------------------------------------------------------------
+#
+# Whoever may look into this process, which is its own user, finds it by the number of the process.
+
+_PAGE = "asyncloader page"
+
+
+def publish_page(url: str) -> Callable[[], None]:
+    """Let others find a page by the number of this process; return what takes that back."""
+    with contextlib.suppress(OSError):
+        file = _memory_file(_PAGE)
+        os.write(file, url.encode())
+        return partial(os.close, file)
+    return _publish_nothing
+
+
+def _publish_nothing() -> None:
+    """Take nothing back: there are no such files here."""
+
+
+def page_of(pid: int) -> str:
+    """Return the address of the page of a process; "" if it has none, or nobody may know it."""
+    file = _file_of(pid, _PAGE, os.O_RDONLY)
+    if file is None:
+        return ""
+    try:
+        return os.pread(file, _MOST_ADDRESS_BYTES, 0).decode()
+    finally:
+        os.close(file)
+
+
+_MOST_ADDRESS_BYTES = 1 << 10
+
+
+def exists(pid: int) -> bool:
+    """Whether there is a process of this number, as far as that can be known."""
+    if sys.platform == "win32":
+        # There the same call would end it.
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 # What a process is and has --------------------------------------------------------------

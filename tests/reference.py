@@ -195,6 +195,8 @@ METHODS = {
         "paused",
         "ack",
         "stats",
+        "why",
+        "why",
         "watch",
         "shutdown",
         "aclose",

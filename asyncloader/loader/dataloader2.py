@@ -32,6 +32,7 @@ from asyncloader.loader.from_dataset import DataSetSettings
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
+from asyncloader.loader.long_waits import Wait
 from asyncloader.loader.page.asking import is_asked_for
 from asyncloader.loader.paused import Paused
 from asyncloader.loader.stats import LoaderStats, stats_of
@@ -541,6 +542,14 @@ class DataLoader2(Generic[T_co]):
             unacknowledged=self._engine.unacknowledged if self._acknowledges else None,
             waits=self._engine.long_waits.latest,
         )
+
+    def why(self) -> Wait | None:
+        """Return what the consumer waits for now, and who holds it up; None if it does not wait.
+
+        ``stats().waits`` has the same of a wait that has lasted a minute. Ask in another thread:
+        the consumer's own does not wait while it asks.
+        """
+        return self._engine.long_waits.now()
 
     def watch(self, name: str = "") -> Watch:
         """Show live how the loader is doing, on a page that this process serves to a browser.

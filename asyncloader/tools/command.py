@@ -4,7 +4,7 @@ This file is about ``main``: arguments in, text out, and an exit status: 0 if it
 asked, 2 if what was named does not exist or fails. ``graph`` and ``doctor`` are about a ``Target``,
 the graph that ``module:pipe`` names: the module or file is imported, and the name in it is a
 pipe, a ``DataLoader2``, or a function without arguments that returns one. ``watch`` runs a
-program, whose errors and exit status are its own.
+program, whose errors and exit status are its own, and ``why`` asks a program that runs.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from asyncloader.tools.advice import Service, apply_to, page
 from asyncloader.tools.doctor import HERE, examine, what_is_tried
 from asyncloader.tools.migrate import report
 from asyncloader.tools.watch import draw, watched_program
+from asyncloader.tools.why import why
 from asyncloader.transport.code import include_code_of
 from asyncloader.workers.actors.cluster import joined_cluster
 
 WHAT_IT_DOES = (
     "Draw a graph of pipes, examine what its stages and its workers are worth, watch the"
-    " loaders of a program, or rewrite programs of torchdata."
+    " loaders of a program, ask what they wait for, or rewrite programs of torchdata."
 )
 
 NAMED = (
@@ -123,6 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     watch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the program")
     watch.set_defaults(run=_watch)
+    why = commands.add_parser("why", help="say what the loaders of a running program wait for")
+    why.add_argument(
+        "target", metavar="PID", help="the number of its process, or the address of its page"
+    )
+    why.set_defaults(run=_why)
     migrate = commands.add_parser("migrate", help="rewrite torchdata's imports in files")
     migrate.add_argument("files", type=Path, nargs="+", metavar="FILE")
     migrate.set_defaults(run=_migrate)
@@ -241,6 +247,10 @@ def _watch(options: argparse.Namespace) -> Callable[[], None] | None:
         is_module=options.is_module,
         as_text=options.text,
     )
+
+
+def _why(options: argparse.Namespace) -> None:
+    print(why(options.target))
 
 
 def _migrate(options: argparse.Namespace) -> None:

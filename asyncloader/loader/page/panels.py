@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Protocol
 
+from asyncloader.loader.long_waits import Wait
 from asyncloader.loader.page.history import MINUTE_SECONDS, History
 from asyncloader.loader.stage_stats import percent_text, rate_text
 from asyncloader.loader.stats import LoaderStats
@@ -28,6 +29,8 @@ class HasStats(Protocol):
 
     def stats(self) -> LoaderStats: ...
 
+    def why(self) -> Wait | None: ...
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -40,6 +43,8 @@ class Panel:
     summary: str
     html: str
     text: str
+    #: What its consumer has waited for, once it has waited a minute; or "".
+    waits: str = ""
 
 
 class Panels:
@@ -77,6 +82,12 @@ class Panels:
         now = time.monotonic()
         return [panel for shown in present for panel in shown.look(now, self._process)]
 
+    def why(self) -> str:
+        """Return what each loader waits for now; it may take some seconds."""
+        with self._lock:
+            present = list(self._shown)
+        return "\n\n".join(text for shown in present for text in shown.why(self._process))
+
 
 class Shown:
     """A loader that is watched."""
@@ -92,12 +103,27 @@ class Shown:
         loader = self.loader()
         if loader is None:
             return
-        title = f"{process} · {self.name}" if process else self.name
+        title = self._title(process)
         try:
             self._history.add(now, loader.stats())
             yield panel_of(self.key, title, self._history)
         except Exception:
             logger.debug("%s could not be looked at", title, exc_info=True)
+
+    def why(self, process: str) -> Iterator[str]:
+        """Yield what the loader waits for now, unless it is gone."""
+        loader = self.loader()
+        if loader is None:
+            return
+        try:
+            wait = loader.why()
+        except Exception as error:  # noqa: BLE001 - the graph is in use; the next look may succeed
+            yield f"{self._title(process)}: it could not be looked at: {error!r}"
+        else:
+            yield f"{self._title(process)}: {wait or 'its consumer does not wait'}"
+
+    def _title(self, process: str) -> str:
+        return f"{process} · {self.name}" if process else self.name
 
 
 def panel_of(key: str, title: str, history: History) -> Panel:
@@ -115,6 +141,7 @@ def panel_of(key: str, title: str, history: History) -> Panel:
         summary=summary + state,
         html=_html(key, title, scene, state, "".join(_plots(recent, history)), history),
         text=f"{title}  {rates}\n{recent!r}\n\n{scene.verdict}{state}",
+        waits="\n".join(f"{title}: {wait}" for wait in recent.waits),
     )
 
 
@@ -128,9 +155,15 @@ def _html(key: str, title: str, scene: Scene, state: str, plots: str, history: H
     told = f'<p class="headline">{headline}</p>' if scene.is_begun else ""
     return (
         f'<h2 id="{key}-title">{escape(title)}</h2>\n{told}\n'
-        f'{verdict_of(scene)}\n<div class="plots">{plots}</div>\n'
+        f'{verdict_of(scene)}\n{_waits_of(history)}<div class="plots">{plots}</div>\n'
         f"{graph_of(scene)}\n<div>{processes_of(scene, beside)}</div>"
     )
+
+
+def _waits_of(history: History) -> str:
+    """Return what the consumer has waited for, for a minute or more."""
+    texts = (escape(str(wait)) for wait in history.recent().waits)
+    return "".join(f'<pre class="waits" role="status">{text}</pre>\n' for text in texts)
 
 
 def _plots(recent: LoaderStats, history: History) -> Iterator[str]:

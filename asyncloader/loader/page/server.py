@@ -7,6 +7,7 @@ report their panels to it (``Reporter`` does).
 
     browser ── GET  /token/        ──▶ the page, its style and its script
             ── GET  /token/events  ──▶ all panels, once a second
+    why PID ── GET  /token/why     ──▶ what each loader waits for now
     ranks   ── POST /token/report  ──▶ their panels; the answer comes when new ones are wanted
 """
 
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncloader.graph.figure import style
 from asyncloader.loader.page.panels import Panel, Panels
-from asyncloader.runtime import LoopThread, descriptors_for
+from asyncloader.runtime import LoopThread, descriptors_for, in_thread
 from asyncloader.system import in_forked_child
 
 if TYPE_CHECKING:
@@ -272,6 +273,7 @@ class _View:
             Route("/page.css", static(sheet, "text/css")),
             Route("/page.js", static(script, "text/javascript")),
             Route("/events", self._events),
+            Route("/why", self._why),
             Route("/report", self._report, methods=["POST"]),
         ]
         app = Starlette(routes=routes)
@@ -313,6 +315,21 @@ class _View:
             gone.cancel()
             self._leave()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _why(self, request: Request) -> Response:
+        from starlette.responses import PlainTextResponse
+
+        # Other processes report at one look what is seen at the next.
+        self._enter()
+        try:
+            own = await in_thread(self._panels.why)
+            for _ in range(2):
+                await self._tick
+        finally:
+            self._leave()
+        reported = (panel.waits for panels, _ in self._reported.values() for panel in panels)
+        texts = "\n\n".join(filter(None, [own, *reported]))
+        return PlainTextResponse(texts or "No loader has run yet.")
 
     def _enter(self) -> None:
         self._viewers += 1

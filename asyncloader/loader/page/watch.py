@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from html import escape
 from typing import Self
 
@@ -20,7 +21,8 @@ from asyncloader.loader.page.reporter import Reporter
 from asyncloader.loader.page.server import PageServer
 from asyncloader.ranks import is_initialized, own_rank
 from asyncloader.runtime import at_exit, in_thread
-from asyncloader.system import in_forked_child
+from asyncloader.system import in_forked_child, publish_page
+from asyncloader.waiting import do_nothing
 
 
 class Watch:
@@ -74,6 +76,8 @@ class Pages:
         self.page: Page | None = None
         # How often each loader is watched.
         self._watched: list[Shown] = []
+        # Takes back what lets others find the page.
+        self._hide: Callable[[], None] = do_nothing
         #: Whether the page stays until the process ends.
         self.is_lasting = False
 
@@ -115,20 +119,28 @@ class Pages:
             if self._watched or self.is_lasting:
                 return
             self.page = None
+            self._hide()
         page.close()
 
     def close(self) -> None:
         """Close the page, whoever has a watch."""
         with self._lock:
             page, self.page, self._watched = self.page, None, []
-        if page is not None:
-            page.close()
+            if page is None:
+                return
+            self._hide()
+        page.close()
+
+    def hide(self) -> None:
+        """Let nobody find the page by the number of this process."""
+        self._hide()
 
     def _opened(self) -> Page:
         if self.page is None:
             asked, where = os.environ.get(VARIABLE, ""), _process_name()
             is_address = "://" in asked
             self.page = Reporter(asked, where) if is_address else PageServer(Panels(where))
+            self._hide = publish_page(self.page.url)
         return self.page
 
 
@@ -149,6 +161,8 @@ at_exit(PAGES.close)
 def _forget_parents() -> None:
     # Its thread does not exist in a forked child, but the end of the object would stop it.
     _of_parents.append(PAGES.page)
+    if PAGES.page is not None:
+        PAGES.hide()
     PAGES.__init__()  # type: ignore[misc]  # a fresh start
 
 

@@ -6,9 +6,10 @@ import gc
 import re
 from typing import Any
 
-from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader import DataLoader2, MultiProcessingReadingService, UnderWay, Wait
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.loader.page.panels import Panels, spark
+from asyncloader.loader.page.history import History
+from asyncloader.loader.page.panels import Panels, panel_of, spark
 from asyncloader.loader.stats import LoaderStats
 from asyncloader.loader.stats_picture import processes_of
 from asyncloader.workers.worker_stats import WorkerStats
@@ -148,3 +149,14 @@ def test_processes_stand_under_the_nodes_on_which_they_run():
     ]
     alone = LoaderStats(1, 70, workers=(WorkerStats(name="worker 0"),)).scene()
     assert "node" not in processes_of(alone)
+
+
+def test_a_wait_of_a_minute_is_shown():
+    call = UnderWay("async_map(ask)", item=7, seconds=61.0, stack=("train.py:12 in <lambda>",))
+    stats = LoaderStats(epochs=1, items=7, seconds=70.0, waits=(Wait(61.0, 7, (call,)),))
+    history = History()
+    history.add(0.0, stats)
+    panel = panel_of("here-1", "training", history)
+    assert "has waited 61 s for item 7" in panel.text
+    assert panel.waits.startswith("training: the consumer has waited 61 s")
+    assert "train.py:12 in &lt;lambda&gt;" in panel.html
