@@ -14,10 +14,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import heapq
+import math
 import random
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from time import perf_counter
 from typing import Any, Literal, Protocol
 from weakref import WeakSet
 
@@ -28,6 +31,7 @@ from asyncloader.datapipes.running.conveyor import RunningAhead
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import cancelled
+from asyncloader.datapipes.running.watch.under_way import UnderWay, of_task
 from asyncloader.datapipes.settled import Reason, item_numbers
 from asyncloader.datapipes.tolerance import Failure, failure_of
 from asyncloader.errors import LoaderError
@@ -59,6 +63,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._shut = 0
+        self._opened = -math.inf
         self._lock = threading.Lock()
         self._calls: WeakSet[Calls] = WeakSet()
 
@@ -66,6 +71,10 @@ class Gate:
     def is_shut(self) -> bool:
         """Whether no call may begin."""
         return self._shut > 0
+
+    def open_for(self) -> float:
+        """Return for how many seconds it has been open; infinite where it was never shut."""
+        return 0.0 if self.is_shut else perf_counter() - self._opened
 
     def watch(self, calls: Calls) -> None:
         """Tell these calls what to do when it is shut or opened."""
@@ -81,6 +90,7 @@ class Gate:
     def open(self) -> None:
         """Let calls begin again, at their loop's next turn."""
         with self._lock:
+            self._opened = perf_counter()
             self._shut -= 1
             found = list(self._calls)
         for each in found:
@@ -349,6 +359,19 @@ class Calls(RunningAhead):
             return None
         since, number = min(running)
         return number, self.loop.time() - since
+
+    def that_run(self) -> Iterator[UnderWay]:
+        """Yield the calls that run, for the oldest prompt first; from any thread."""
+        found = sorted(self.under_way.items(), key=itemgetter(1))
+        for task, member in found:
+            name = stage_name(self.pipe)
+            if self.pipe.group is not None:
+                name = f"{name}, member {member.member}"
+            since = member.since
+            if since is not None:
+                since = perf_counter() - (self.loop.time() - since)
+            call = of_task(task, name, item=member.number, since=since)
+            yield replace(call, attempt=member.attempt + 1)
 
     def waits_for(self) -> str:
         """Return what keeps one more prompt from being begun, or "" if nothing does."""

@@ -17,6 +17,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -38,6 +39,7 @@ from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import present_home
 from asyncloader.datapipes.running.traits import is_shuffler, waits
+from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.datapipes.settled import Ledger, Reason, item_numbers
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import LoaderError, SnapshotError, StarvedError
@@ -196,6 +198,10 @@ class Rollout(IterDataPipe[T]):
 
     def waits(self) -> bool:
         return True
+
+    def requested_for(self) -> float:
+        # While it is paused nobody expects an item.
+        return self.gate.open_for()
 
     def is_replicable(self) -> bool:
         # How many calls there may be, and which version it is, belong to all workers together.
@@ -395,6 +401,14 @@ class RolloutPass(Pass[Any]):
     def fullness(self) -> tuple[int, int]:
         calls = self.calls
         return (0 if calls is None else calls.at_work()), self.pipe.concurrency
+
+    def under_way(self) -> Iterable[UnderWay]:
+        calls = self.calls
+        if calls is None or calls.has_ended:
+            return
+        yield from calls.that_run()
+        if not calls.under_way and calls.waits_for() == "the trainer":
+            yield UnderWay(f"{stage_name(self.pipe)} waits for the trainer to take a newer version")
 
     def set_paused(self, is_paused: bool) -> None:
         if self.calls is not None:

@@ -38,6 +38,8 @@ CULPRITS = {
     "a_cycle_of_two_pipes": r"map\(first\): .*in .*first.*map\(second\): .*in .*second",
     "a_loop_that_stands_still": r"async_map\(block\): the event loop of thread .*in .*block",
     "a_source_that_is_silent": r"Silent\(\)\n.*in Silent.__aiter__",
+    "a_call_of_a_rollout": r"rollout\(generate.*item 5, attempt 2, for .*in ask_forever",
+    "a_trainer_that_does_not_advance": r"rollout\(.* waits for the trainer to take a newer",
     "a_request_without_an_answer": r"async_map\(ask_forever\): item 0, .*in ask_forever",
 }
 
@@ -45,6 +47,7 @@ QUIET = [
     "a_feed_without_requests",
     "a_feed_of_workers_without_requests",
     "a_paused_loader",
+    "a_paused_rollout",
     "a_consumer_that_is_away",
     "a_consumer_of_workers_that_is_away",
     "items_that_wait_for_an_acknowledgement",

@@ -22,7 +22,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from asyncloader import DataLoader2, DistributedReadingService, Feed, MultiProcessingReadingService
+from asyncloader import (
+    DataLoader2,
+    DistributedReadingService,
+    Feed,
+    MultiProcessingReadingService,
+    Version,
+)
 from asyncloader.datapipes.caching.own_files import own_path
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
@@ -200,7 +206,8 @@ def get_ready_never(pipe: Any, info: Any) -> Any:
 
 @scene
 def a_worker_that_never_gets_ready() -> None:
-    long_waits.LONG_SECONDS = 2.0
+    # The processes have to be there by then.
+    long_waits.LONG_SECONDS = 6.0
     in_workers(numbers().sharding_filter(), worker_init_fn=get_ready_never)
 
 
@@ -293,6 +300,29 @@ def a_request_without_an_answer() -> None:
     asyncio.run(main())
 
 
+@scene
+def a_call_of_a_rollout() -> None:
+    tries = []
+
+    async def generate(prompt: int) -> int:
+        if prompt == STUCK and not tries:
+            tries.append(prompt)
+            raise OSError("not now")
+        return await ask_forever(prompt)
+
+    iterate(numbers().rollout(generate, backoff=0.001))
+
+
+@scene
+def a_trainer_that_does_not_advance() -> None:
+    async def generate(prompt: int) -> int:
+        return prompt
+
+    graph = numbers().rollout(generate, version=Version(), max_lag=0, per_step=2)
+    with DataLoader2(graph, acknowledge=True) as loader:
+        list(loader)
+
+
 # Who waits rightly ----------------------------------------------------------------------
 
 
@@ -332,6 +362,16 @@ def a_paused_loader() -> None:
         threading.Timer(LONG_SECONDS / 4, loader.pause).start()
         threading.Timer(QUIET_SECONDS, _end).start()
         next(items)
+
+
+@scene
+def a_paused_rollout() -> None:
+    async def generate(prompt: int) -> int:
+        return prompt
+
+    with DataLoader2(numbers().rollout(generate, concurrency=1)) as loader, loader.paused():
+        threading.Timer(QUIET_SECONDS, _end).start()
+        next(iter(loader))
 
 
 def _end() -> None:
