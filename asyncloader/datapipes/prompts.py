@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import heapq
+import logging
 import math
 import random
 import threading
@@ -39,10 +40,15 @@ from asyncloader.runtime import begin_task, contained, released, running_loop
 from asyncloader.safe_error_text import note
 from asyncloader.waiting import call_soon
 
+logger = logging.getLogger("asyncloader")
+
 InFlight = Literal["wait", "keep", "abort"]
 
 #: The result of a call that has none yet, and of one that was not begun.
 _NONE: Any = object()
+
+#: If a pause waits so long for calls, the log names one.
+_PAUSE_SECONDS = 60.0
 
 #: So many calls are begun in one turn of the loop, as others on it have to have theirs.
 _AT_ONCE = 64
@@ -261,6 +267,7 @@ class Calls(RunningAhead):
         self._succeeded = self._failed_in_a_row = 0
         self._ended: list[concurrent.futures.Future[None]] = []
         self._hungry: asyncio.TimerHandle | None = None
+        self._late: asyncio.TimerHandle | None = None
         #: Whether the source has ended.
         self.has_read_all = False
         self._is_closing = False
@@ -701,6 +708,8 @@ class Calls(RunningAhead):
 
     def _hold_back(self, in_flight: InFlight, ended: concurrent.futures.Future[None]) -> None:
         self._ended.append(ended)
+        if self._late is None:
+            self._late = self.loop.call_later(_PAUSE_SECONDS, self._name_late)
         if in_flight == "abort":
             for task, member in self.under_way.items():
                 member.is_aborted = True
@@ -710,9 +719,23 @@ class Calls(RunningAhead):
 
     def _release_holders(self) -> None:
         ended, self._ended = self._ended, []
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
         for each in ended:
             if not each.done():
                 each.set_result(None)
+
+    def _name_late(self) -> None:
+        calls = list(self.that_run())
+        for call in calls[:1]:
+            logger.warning(
+                "a pause of the loader has waited %.0f s for %d calls to end; the oldest is %s%s",
+                _PAUSE_SECONDS,
+                len(calls),
+                call,
+                "".join(f"\n  {frame}" for frame in call.stack),
+            )
 
     # Starved ------------------------------------------------------------------------------
 

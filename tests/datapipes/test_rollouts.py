@@ -18,6 +18,7 @@ from asyncloader import (
     StarvedError,
     Version,
 )
+from asyncloader.datapipes import prompts
 from asyncloader.datapipes.iter import IterableWrapper
 
 
@@ -569,6 +570,32 @@ async def test_an_aborted_call_is_made_again_with_what_it_kept():
         assert await anext(items) == ("b", "finished all the same")
         assert await anext(items) == ("c", None)
     assert calls[3:] == [("a", 0, "begun", 1), ("c", 0, None, 1)]
+
+
+async def test_a_call_that_delays_a_pause_is_named(monkeypatch, caplog):
+    monkeypatch.setattr(prompts, "_PAUSE_SECONDS", 0.1)
+    may_end = asyncio.Event()
+
+    async def stubborn(prompt):
+        while not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await may_end.wait()
+        return prompt
+
+    async with DataLoader2(IterableWrapper("ab").rollout(stubborn)) as loader:
+        items = aiter(loader)
+        first = asyncio.ensure_future(anext(items))
+        await turns()
+        pausing = asyncio.ensure_future(loader.paused(in_flight="abort").__aenter__())
+        await asyncio.sleep(0.3)
+        assert not pausing.done()
+        assert "2 calls to end; the oldest is rollout(" in caplog.text
+        assert "in stubborn" in caplog.text
+        may_end.set()
+        pause = await pausing
+        assert await first in "ab"
+        await pause.__aexit__()
+        await items.aclose()
 
 
 def test_a_pause_in_a_program_without_a_loop():
