@@ -1,0 +1,318 @@
+"""What is known outside of the loader of a program that uses ``rollout``.
+
+This file is about ``Ledger``, which is told of every call, every answer and every item that was
+acknowledged, and notes what is not as promised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncloader import Version
+from tests.recorded.lines import settled_in
+from tests.rollouts.plan import Plan
+
+#: What the policy answers, as plain data: the prompt's number, the member of its group, the version
+#: of the oldest part, and how many answers there were before.
+Answer = dict[str, int]
+
+
+#: Where all that is left has failed, and nothing else can succeed, it is given up after so long.
+PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Save:
+    """What a program has saved: the loader's state, and what goes with it."""
+
+    state: dict[str, Any] | None = None
+    trained: tuple[int, ...] = ()
+    filtered: frozenset[int] = frozenset()
+    left_out: int = 0
+    version: int = 0
+    #: How often calls for prompts had failed: the most of the members of each.
+    failed: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A call that failed: when, and how many had succeeded by then."""
+
+    member: int
+    at: float
+    succeeded: int
+
+
+@dataclass
+class Ledger:
+    """What has happened along a line of states, and what was wrong about it."""
+
+    plan: Plan
+    #: How many numbers there are.
+    count: int
+    wrong: list[str] = field(default_factory=list)
+    #: Calls that failed along the line, also in runs that nothing was resumed from, by prompt.
+    failed: Counter[int] = field(default_factory=Counter)
+    #: How often the program has resumed, which counts as a failure of the calls that ran before.
+    resumed: int = 0
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.begin_run(Save(), Version())
+
+    def begin_run(
+        self,
+        save: Save,
+        version: Version,
+        left_out: Callable[[], Counter[str]] = Counter,
+        now: Callable[[], float] = float,
+    ) -> None:
+        """Note that a program begins, or resumes.
+
+        ``left_out()`` is how many the loader has left out, and ``now()`` the time.
+        """
+        self.looks = True
+        self.resumed += save.state is not None
+        self._version = version
+        self._left_out = left_out
+        self._now = now
+        self.trained = list(save.trained)
+        #: Numbers that a filter has left out.
+        self.filtered = set(save.filtered)
+        self._left_out_before = save.left_out
+        self._settled = settled_in(save.state) if save.state is not None else set[int]()
+        self._filtered_before = len(save.filtered)
+        self._trained_before = len(save.trained)
+        #: The calls that run, by number and member.
+        self.running: set[tuple[int, int]] = set()
+        self._begun: set[int] = set()
+        self._answered: set[tuple[int, int]] = set()
+        self._kept = kept_in(save.state) if save.state is not None else set[int]()
+        self._failed_before = save.failed
+        # When calls failed, and how many had succeeded by then.
+        self._succeeded = 0
+        self._failures: dict[int, list[Failed]] = {}
+        self._handed_on: list[int] = []
+        # What the next call may be given as its partial result.
+        self._partials: dict[tuple[int, int], list[Any]] = {}
+        self._is_paused = False
+
+    def end_run(self) -> None:
+        """Note that the program has ended: what is still done in this process does not count."""
+        if self.looks:
+            self._look_at_order()
+            self.looks = False
+
+    def say(self, what: str) -> None:
+        """Note something that is wrong."""
+        if self.looks and len(self.wrong) < 20:
+            self.wrong.append(what)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Know that no call may begin in here."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    # Calls ----------------------------------------------------------------------------------
+
+    def begin_call(
+        self, number: int, member: int, version: int, attempt: int, partial: Any
+    ) -> None:
+        """Note that the policy is called."""
+        if not self.looks:
+            return
+        plan, call = self.plan, f"the call for {number}/{member}"
+        self.calls += 1
+        if number in self._settled or number in self.filtered or number in self.trained:
+            self.say(f"{call} is for a prompt that is settled")
+        if not self._may_be_stale:
+            if (number, member) in self._answered or number in self._kept:
+                self.say(f"{call} is for one that is answered")
+            before = self._failed_before.get(number, 0)
+            if attempt < before and plan.more["on_error"] == "again":
+                self.say(f"{call} is attempt {attempt}: {before} were saved")
+        if (number, member) in self.running:
+            self.say(f"{call} begins while another runs")
+        self.running.add((number, member))
+        if len(self.running) > plan.concurrency:
+            self.say(f"{len(self.running)} calls run, and concurrency is {plan.concurrency}")
+        if self._is_paused:
+            self.say(f"{call} begins in a pause")
+        if version != self._version.number:
+            self.say(f"{call} is told version {version}, and it is {self._version.number}")
+        if attempt > self.failed[number]:
+            self.say(f"{call} is attempt {attempt}, and {self.failed[number]} have failed")
+        partials = self._partials.pop((number, member), [None])
+        # What is too old is begun anew.
+        if partial not in partials and (partial is not None or not self._may_be_stale):
+            self.say(f"{call} goes on with {partial}, and not with {partials}")
+        if number not in self._begun:
+            self._begun.add(number)
+            self._look_at_capacity(call)
+
+    def end_call(self, number: int, member: int, partials: list[Any]) -> None:
+        """Note that it ended with no answer, and what it may leave to the next one."""
+        if self.looks:
+            self.running.discard((number, member))
+            self._partials[number, member] = partials
+
+    def fail_call(self, number: int, member: int) -> None:
+        """Note that it failed."""
+        self.end_call(number, member, [None])
+        if self.looks:
+            self.failed[number] += 1
+            failed = Failed(member, self._now(), self._succeeded)
+            self._failures.setdefault(number, []).append(failed)
+
+    def answer_call(self, number: int, member: int) -> None:
+        """Note that it gave an answer."""
+        self.end_call(number, member, [None])
+        if self.looks:
+            self._succeeded += 1
+            self._answered.add((number, member))
+
+    @property
+    def _may_be_stale(self) -> bool:
+        return self.plan.max_lag is not None and self.plan.order == "ready"
+
+    def _look_at_capacity(self, call: str) -> None:
+        capacity = self.plan.capacity
+        if capacity is None or len(self._begun) <= capacity:
+            return
+        trained = len(set(self.trained[self._trained_before :]) & self._begun)
+        unsettled = len(self._begun) - trained - (self._left_out().total() - self._left_out_before)
+        if unsettled > capacity:
+            self.say(f"{call} makes {unsettled} that are not settled, and {capacity} may be")
+
+    # Answers --------------------------------------------------------------------------------
+
+    def hand_on(self, answers: list[Answer]) -> None:
+        """Note that the answers for a prompt come out of the rollout."""
+        if not self.looks:
+            return
+        numbers, members = (
+            [each["number"] for each in answers],
+            [each["member"] for each in answers],
+        )
+        if len(set(numbers)) != 1 or members != sorted(set(members)):
+            self.say(f"a group has the answers {answers}")
+        size = self.plan.group or 1
+        if not self.plan.more.get("min_group", size) <= len(members) <= size:
+            self.say(f"a group of {size} has {len(members)} answers")
+        self._handed_on.append(numbers[0])
+
+    def leave_out(self, number: int) -> None:
+        """Note that the program's filter says no to an answer."""
+        if self.looks:
+            self.filtered.add(number)
+
+    def train(self, answers: Iterable[Answer]) -> None:
+        """Note that answers are trained by the present policy."""
+        most = self.plan.max_lag
+        for each in answers:
+            if most is not None and (lag := self._version.number - each["version"]) > most:
+                self.say(f"{each} is trained {lag} versions later, and max_lag is {most}")
+
+    def acknowledge(self, numbers: Iterable[int]) -> None:
+        """Note that an item was acknowledged."""
+        if self.looks:
+            self.trained += numbers
+
+    # States -----------------------------------------------------------------------------------
+
+    def save(self, state: dict[str, Any]) -> Save | None:
+        """Return what the program saves now, or None if there is nothing to resume."""
+        if is_of_next_epoch(state):
+            if len(self.trained) + self._left_out().total() != self.count:
+                self.say(f"a state says the epoch is over: {len(self.trained)} are trained")
+            return None
+        settled = settled_in(state)
+        if missing := set(self.trained) - settled:
+            self.say(f"a state does not know that {sorted(missing)} were acknowledged")
+        keeps = self.plan.more["keep_results"] and not self._may_be_stale
+        if keeps and (lost := set(self._handed_on) - settled - kept_in(state)):
+            self.say(f"a state does not keep the answers for {sorted(lost)}")
+        return Save(
+            state,
+            tuple(self.trained),
+            frozenset(self.filtered & settled),
+            left_out_in(state),
+            self._version.number,
+            self._failed_by_now(),
+        )
+
+    def _failed_by_now(self) -> dict[int, int]:
+        found = dict(self._failed_before)
+        for number, failures in self._failures.items():
+            # What fails at this moment the loader learns of a moment later.
+            members = Counter(each.member for each in failures if each.at < self._now())
+            found[number] = found.get(number, 0) + max(members.values(), default=0)
+        return found
+
+    def end(self, left_out: Counter[str]) -> None:
+        """Note that a line has come to its end, and that so many were left out."""
+        count = self.count
+        twice = [each for each, times in Counter(self.trained).items() if times > 1]
+        if twice:
+            self.say(f"acknowledged twice: {twice}")
+        if set(self.trained) - set(range(count)):
+            self.say(f"of {count} numbers there are {max(self.trained)}")
+        if len(self.trained) + left_out.total() != count:
+            self.say(f"{len(self.trained)} trained and {dict(left_out)} left out of {count}")
+        if left_out["filter"] != len(self.filtered):
+            self.say(f"{left_out['filter']} left out by a filter that left out {self.filtered}")
+        if left_out.keys() <= {"filter", "attempts", "timeout"}:
+            rest = set(range(count)) - self.filtered - set(self.trained)
+            least = (self.plan.attempts or 0) - self.resumed
+            self._look_at_given_up(rest)
+            if early := {each: self.failed[each] for each in rest if self.failed[each] < least}:
+                self.say(f"given up too early: {early}")
+
+    def _look_at_given_up(self, numbers: set[int]) -> None:
+        # Those of which nothing was called in this run were given up before.
+        for number in numbers & self._failures.keys():
+            first, last = self._failures[number][0], self._failures[number][-1]
+            is_at_end = last.at - first.at >= PATIENCE
+            if first.succeeded == last.succeeded and not is_at_end:
+                self.say(f"{number} was given up, and nothing had succeeded since it failed first")
+
+    def _look_at_order(self) -> None:
+        most = self.plan.window - 1
+        if self.plan.order == "ready" or (self.plan.order is None and self.plan.max_lag is None):
+            return
+        for number, late in displacements(self._handed_on):
+            if late > most:
+                self.say(f"{number} comes before {late} older ones, and {most} may be")
+
+
+def displacements(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield each number, and how many smaller ones come after it."""
+    for at, number in enumerate(numbers):
+        yield number, sum(later < number for later in numbers[at + 1 :])
+
+
+def is_of_next_epoch(state: dict[str, Any]) -> bool:
+    """Whether a state was taken after the end of an epoch."""
+    randomness = state["randomness_state"]
+    return randomness["epoch"] > 0 and randomness["epoch_seed"] is None
+
+
+def kept_in(state: dict[str, Any]) -> set[int]:
+    """Return the numbers whose results a state has."""
+    cursors = json.loads(state["position"]["cursors"]).values()
+    return {number for cursor in cursors for _, number, _ in cursor.get("kept") or ()}
+
+
+def left_out_in(state: dict[str, Any]) -> int:
+    """Return how many numbers a state says were left out."""
+    cursors = json.loads(state["position"]["cursors"]).values()
+    return sum(count for cursor in cursors for _, count in cursor.get("left_out", ()))
