@@ -10,9 +10,9 @@ import pytest
 from tests.processes.stage import run_script_forked
 
 ROOT = Path(__file__).parent.parent
-#: One runs until it is told to end; tests/serving/test_inference_server.py does that. The other
-#: needs Ray; tests/ray/test_example.py runs it.
-ELSEWHERE = {"inference_server.py", "ray_training.py"}
+#: One runs until it is told to end; tests/serving/test_inference_server.py does that. The others
+#: need Ray and TRL; tests/ray/test_example.py and tests/compat/test_trl.py run them.
+ELSEWHERE = {"inference_server.py", "ray_training.py", "trl_rollouts.py"}
 EXAMPLES = sorted({path.name for path in (ROOT / "examples").glob("*.py")} - ELSEWHERE)
 LIMIT_SECONDS = 120
 #: What need not be imported anew for each.
