@@ -53,6 +53,11 @@ PRINTS = {
         r"left out: .*\d+ by filter.*\nall of 600: True\n"
         r"asked again although they were trained on: 0\n$"
     ),
+    "batch_inference.py": (
+        r"^(killed when \d+ answers were written\n){2}"
+        r"\d+ answers, each prompt once: True, all as asked: True\n"
+        r"left out after five failures: \d+\nall of 600: True\n$"
+    ),
     "async_rl.py": (
         r"^killed after step 15\ntrained: \d+ prompts, each once: True\nleft out: \d+ by filter\n"
         r"all of 320: True\n(trained [01] versions later: \d+ prompts\n){1,2}"
