@@ -78,8 +78,11 @@ async def serve() -> None:
     asked: asyncio.Queue[tuple[list[int], asyncio.Future[Any]]] = asyncio.Queue()
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        body = await reader.readexactly(int(head.rpartition(":")[2]))
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            body = await reader.readexactly(int(head.rpartition(":")[2]))
+        except asyncio.IncompleteReadError:
+            return  # who asked was killed
         content = b""
         if head.startswith("POST /weights "):
             policy.load_state_dict(torch.load(io.BytesIO(body)))
