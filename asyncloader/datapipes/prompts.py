@@ -93,6 +93,10 @@ class Gate:
             self._shut += 1
             return [each.hold_back(in_flight) for each in self._calls]
 
+    def __reduce__(self) -> Any:
+        # That of a copy is open.
+        return Gate, ()
+
     def open(self) -> None:
         """Let calls begin again, at their loop's next turn."""
         with self._lock:

@@ -587,15 +587,15 @@ async def test_a_call_that_delays_a_pause_is_named(monkeypatch, caplog):
         first = asyncio.ensure_future(anext(items))
         await turns()
         pausing = asyncio.ensure_future(loader.paused(in_flight="abort").__aenter__())
-        await asyncio.sleep(0.3)
-        assert not pausing.done()
-        assert "2 calls to end; the oldest is rollout(" in caplog.text
-        assert "in stubborn" in caplog.text
+        done, _ = await asyncio.wait([pausing], timeout=0.5)
         may_end.set()
+        assert not done
         pause = await pausing
         assert await first in "ab"
         await pause.__aexit__()
         await items.aclose()
+    assert "2 calls to end; the oldest is rollout(" in caplog.text
+    assert ".stubborn" in caplog.text
 
 
 def test_a_pause_in_a_program_without_a_loop():
@@ -664,6 +664,20 @@ async def test_each_prompt_is_trained_once_however_often_the_program_resumes(ord
 
 def is_wanted(pair):
     return pair[0] % 3 != 0
+
+
+async def generate_for_a_state(prompt):
+    return prompt
+
+
+def test_a_state_may_have_the_graph():
+    graph = IterableWrapper(range(6)).rollout(generate_for_a_state, version=Version(3))
+    with DataLoader2(graph) as loader:
+        first = next(iter(loader))
+        state = loader.state_dict()
+    with DataLoader2.from_state(state) as loader:
+        assert sorted([first, *loader]) == list(range(6))
+        assert loader.datapipe.version.number == 3
 
 
 async def test_results_that_were_paid_for_are_kept():
