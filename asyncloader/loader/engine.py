@@ -264,13 +264,20 @@ class Engine:
 
     async def start(self) -> None:
         """Start the service, on the running loop."""
-        LOOKOUT.watch(self.long_waits)
+        self._look_out()
         try:
             await self.lifecycle.start()
         except BaseException:
             if not self.lifecycle.is_begun:
                 LOOKOUT.forget(self.long_waits)
             raise
+
+    def _look_out(self) -> None:
+        """Let somebody look whether the consumer waits long, unless all is closed."""
+        LOOKOUT.watch(self.long_waits)
+        # Looked at after that: whoever closes says so before it forgets.
+        if self._closed is not None:
+            LOOKOUT.forget(self.long_waits)
 
     async def prepare_to_continue(self, buffer: ItemBuffer) -> None:
         """End the part of an epoch that ran with earlier settings, on the running loop."""
@@ -452,7 +459,7 @@ class Engine:
     def _run_start(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run what starts the service on the private loop, and close that if it fails."""
         thread = self._private_loop()
-        LOOKOUT.watch(self.long_waits)
+        self._look_out()
         try:
             thread.call(start)
         except BaseException:
@@ -502,7 +509,7 @@ class Engine:
     def _next_start(self, buffer: ItemBuffer) -> EpochStart:
         # Another thread's iterator may have yielded one since the loader was asked for this one.
         self.check_acknowledged()
-        LOOKOUT.watch(self.long_waits)
+        self._look_out()
         # An epoch of which nothing was taken is not skipped, but begun again.
         was_read = self._buffer.was_read()
         if self._start is None or self._is_reseeded or was_read:
