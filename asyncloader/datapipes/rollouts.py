@@ -303,9 +303,10 @@ def _told_to(generate: Any) -> tuple[str, ...]:
             f" {function_name(generate)}"
         )
     signature = inspect.signature(generate)
-    kinds = {name: each.kind for name, each in signature.parameters.items()}
+    # The first is the prompt, whatever it is called.
+    kinds = {name: each.kind for name, each in list(signature.parameters.items())[1:]}
     if inspect.Parameter.VAR_KEYWORD in kinds.values():
-        return _TOLD
+        return tuple(name for name in _TOLD if name not in list(signature.parameters)[:1])
     positional = inspect.Parameter.POSITIONAL_ONLY
     taken = tuple(name for name in _TOLD if kinds.get(name, positional) is not positional)
     try:

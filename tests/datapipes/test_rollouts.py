@@ -459,6 +459,18 @@ def test_settings_that_contradict_themselves_are_refused(settings, words):
         IterableWrapper([]).rollout(echo, **settings)
 
 
+def test_the_prompt_may_be_called_as_one_likes():
+    async def named(number, *, member):
+        return number, member
+
+    async def open_to_all(attempt, **told):
+        return attempt, sorted(told)
+
+    assert list(IterableWrapper([5]).rollout(named)) == [(5, 0)]
+    others = ["member", "number", "partial", "version"]
+    assert list(IterableWrapper([5]).rollout(open_to_all)) == [(5, others)]
+
+
 def test_a_function_that_cannot_be_called_is_refused():
     async def two(prompt, other):
         return prompt
