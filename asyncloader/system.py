@@ -597,8 +597,9 @@ def heard(asked: int) -> None:
 
 def answer_with(answers: int, answer: bytes) -> None:
     """Put an answer into the file for it; it has no line breaks."""
-    with contextlib.suppress(OSError):
-        os.pwrite(answers, answer + b"\n", 0)
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.pwrite(answers, answer + b"\n", 0)
 
 
 def can_be_asked(pid: int) -> bool:
@@ -632,11 +633,18 @@ def _asked(pid: int, death_fd: int, name: str, number: Callable[[], int], second
         while time.monotonic() < end and not is_readable(death_fd, _TICK_SECONDS):
             size = os.fstat(file).st_size
             if size and size == before:
-                return os.pread(file, size, 0).lstrip(b"\0")
+                return _beginning_of(file, size).lstrip(b"\0")
             before = size
         return b""
     finally:
         os.close(file)
+
+
+def _beginning_of(file: int, size: int) -> bytes:
+    """Return the first bytes of a file, wherever it was read or written."""
+    if sys.platform != "win32":
+        return os.pread(file, size, 0)
+    return b""
 
 
 _TICK_SECONDS = 0.01
@@ -685,7 +693,7 @@ def page_of(pid: int) -> str:
     if file is None:
         return ""
     try:
-        return os.pread(file, _MOST_ADDRESS_BYTES, 0).decode()
+        return _beginning_of(file, _MOST_ADDRESS_BYTES).decode()
     finally:
         os.close(file)
 
