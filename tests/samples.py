@@ -185,6 +185,8 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.AsyncMapper: lambda numbers: numbers.async_map(double_soon, concurrency=4),
     it.BatchAsyncMapper: lambda numbers: numbers.async_map_batches(double_soon, 4),
     it.BatchMapper: lambda numbers: numbers.map_batches(sum_and_length, 4),
+    it.Rollout: lambda numbers: numbers.sharding_filter().rollout(double_soon, order="source"),
+    it.TokenBatcher: lambda numbers: numbers.batch_tokens(40, abs),
     it.Batcher: lambda numbers: numbers.batch(4),
     it.Collator: lambda numbers: numbers.batch(4).collate(sum),
     it.Concater: lambda numbers: numbers.concat(_few()),
