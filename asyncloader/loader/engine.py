@@ -81,6 +81,8 @@ class Engine:
         self._warned_of_blocking = False
         #: Held by the thread that begins an epoch: another thread's iterator waits, then ends it.
         self.beginning = threading.RLock()
+        # What a thread that begins an epoch asks by for the end of the one before.
+        self._latest_begin: object = None
         # Whether a seed was given while an epoch ran of which nothing was taken yet.
         self._is_reseeded = False
         # The graph that the service returned, and whether it needs a loop.
@@ -348,12 +350,13 @@ class Engine:
             self._refuse_own_loop("a `for`", "use `async for`, or `await iterator.aclose()` first")
             self._warn_if_blocking("this `for`", "`async for`", stacklevel=6)
         self._leave()
+        self._latest_begin = asked = object()
         epoch = self._epoch
         if self._tuner is None and self.lifecycle.is_ready() and (epoch is None or epoch.is_over):
             # To ask the private loop to do nothing takes longer than to begin an epoch.
             self._forget(epoch)
         else:
-            self._run_start(self._prepare)
+            self._run_start(partial(self._prepare, asked))
 
     def begin_sync(self, buffer: ItemBuffer) -> DirectEpoch | SyncEpoch:
         """Begin an epoch for a thread: in that thread itself where the graph allows it."""
@@ -374,9 +377,12 @@ class Engine:
         self._begin_tuner(buffer, thread.loop)
         return epoch
 
-    async def end_epoch(self) -> None:
-        """End the present epoch, if there is one."""
-        while (epoch := self._epoch) is not None:
+    async def end_epoch(self, asked: object = None) -> None:
+        """End the present epoch, if there is one.
+
+        What ``asked`` for it may have been interrupted, and have begun another since: that stays.
+        """
+        while (epoch := self._epoch) is not None and asked in (None, self._latest_begin):
             if self._tuner is not None:
                 await self._tuner.aclose()
             await epoch.aclose()
@@ -480,8 +486,8 @@ class Engine:
         if self._thread is not None:
             self._thread.close(time_left(CLOSE_SECONDS))
 
-    async def _prepare(self) -> None:
-        await self.end_epoch()
+    async def _prepare(self, asked: object) -> None:
+        await self.end_epoch(asked)
         await self.lifecycle.start()
         await self.lifecycle.end_epoch()
         await self.lifecycle.adjust()
