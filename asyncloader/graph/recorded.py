@@ -170,12 +170,12 @@ def _judges(pipe: Any) -> bool:
 
 def _stage_behind(judge: Any, pipe: Any) -> Any:
     """Return what takes the place of a pipe behind a rollout whose results may be too old."""
+    if not makes_fresh_batches(pipe):
+        return stage_of(pipe)
     if isinstance(pipe, Batcher):
         keeps_rest = not pipe.drop_last
         return Fresh(pipe.source, judge, pipe.full, pipe.batched, keeps_rest=keeps_rest)
-    if isinstance(pipe, TokenBatcher):
-        return Fresh(pipe.source, judge, pipe.full, list, keeps_rest=True)
-    return stage_of(pipe)
+    return Fresh(pipe.source, judge, pipe.full, list, keeps_rest=True)
 
 
 def puts_together(pipe: Any) -> bool:

@@ -451,11 +451,13 @@ def _batches_too_large(graph: Graph) -> Iterator[Said]:
 def _not_judged(graph: Graph) -> Iterator[Said]:
     """Yield what keeps a batch from looking which of its items are too old for it."""
     for rollout, pipes in _rollouts(graph):
-        if rollout.judges and not any(map(makes_fresh_batches, pipes)):
+        first = next(filter(puts_together, pipes), None)
+        if rollout.judges and (first is None or not makes_fresh_batches(first)):
             yield (
                 f'{stage_name(rollout)} has order="ready" and max_lag, where a batch is made only'
-                " of what is young enough when it is trained, and no pipe behind it makes batches",
-                'Add batch or batch_tokens, or use order="source"',
+                " of what is young enough when it is trained, and no pipe behind it makes batches"
+                " by their size",
+                'Add batch (without max_wait) or batch_tokens, or use order="source"',
             )
 
 

@@ -491,6 +491,8 @@ def as_ready(**more):
         (lambda: lagged(echo, [], Version()).batch(5), "begins at most 4 before one is acknow"),
         (lambda: lagged(echo, [], Version()).batch(3).batch(2), "would wait for 6 prompts"),
         (as_ready, "no pipe behind it makes batches"),
+        (lambda: as_ready().batch(2, max_wait=1.0), "Add batch .without max_wait."),
+        (lambda: as_ready().batch(2, max_wait=1.0).batch(2), "Add batch .without max_wait."),
         (lambda: as_ready().shuffle().batch(2), "Put shuffle.* before it"),
         (lambda: as_ready().groupby(id).batch(2), "Put groupby.* before it"),
         (lambda: lagged(echo, [], Version()).batch(2).shuffle(), "so max_lag would not hold"),
