@@ -138,6 +138,7 @@ class LoaderStats:
             waited=self.waited / self.seconds if self.seconds else 0.0,
             stages=self.stages,
             workers=self.workers,
+            rollouts=self.rollouts,
             outline=self.outline,
         )
 

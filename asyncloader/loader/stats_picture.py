@@ -1,7 +1,8 @@
 """A loader's stats as a picture.
 
 This file is about a ``Scene`` and its parts as HTML: the verdict, the graph with what is known of
-each pipe in its box, and the processes as rows. A page shows them, and so do notebooks.
+each pipe in its box, the rollouts as rows, and the processes. A page shows them, and so do
+notebooks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncloader.datapipes.rollouts import RolloutStats
 from asyncloader.graph.outline import Outline
 from asyncloader.loader.stage_stats import (
     LOADER,
@@ -41,6 +43,7 @@ class Scene(NamedTuple):
     waited: float
     stages: tuple[StageStats, ...]
     workers: tuple[WorkerStats, ...]
+    rollouts: tuple[RolloutStats, ...]
     outline: Outline
 
 
@@ -50,7 +53,8 @@ def in_notebook(scene: Scene) -> str:
     from asyncloader.graph.figure import styled
 
     headline = f'<p class="headline">{escape(scene.headline)}</p>'
-    return styled("\n".join([headline, verdict_of(scene), graph_of(scene), processes_of(scene)]))
+    parts = [headline, verdict_of(scene), graph_of(scene), rollouts_of(scene), processes_of(scene)]
+    return styled("\n".join(parts))
 
 
 def verdict_of(scene: Scene) -> str:
@@ -149,6 +153,51 @@ def _stands_for_others(stage: StageStats) -> bool:
     return stage.number is None and stage.name.startswith(("FromDispatcher", "FromWorkers"))
 
 
+def rollouts_of(scene: Scene, beside: Mapping[int, str] | None = None) -> str:
+    """Return the rollouts as the rows of a table; nothing where there are none.
+
+    ``beside`` has what else stands in the row of a rollout, by its number.
+    """
+    heads = ["rollout", "calls in flight", "the oldest", "ready", "not settled", "lag: trained"]
+    heads += ["called again", "waits for"]
+    rows = (
+        _rollout(rollout, (beside or {}).get(number, ""))
+        for number, rollout in enumerate(scene.rollouts)
+    )
+    lines = [*_head("rollouts", "Rollouts", heads), "<tbody>", *rows, "</tbody>", "</table></div>"]
+    return "\n".join(lines) if scene.rollouts else ""
+
+
+def _rollout(rollout: RolloutStats, beside: str) -> str:
+    most = "" if rollout.capacity is None else f" of {rollout.capacity:,}"
+    waiting = rollout.waiting + rollout.resting
+    lags = (f"{lag}: {count:,}" for lag, count in sorted(rollout.lags.items()))
+    again = {"put back": rollout.again, "failed": rollout.failed, "too old": rollout.stale}
+    oldest = "-" if rollout.oldest is None else "prompt {:,}, {:.1f} s".format(*rollout.oldest)
+    return _row(
+        escape(rollout.name),
+        f"{beside}{rollout.in_flight:,}{f', {waiting:,} wait' if waiting else ''}",
+        oldest,
+        f"{rollout.finished:,}",
+        f"{rollout.unsettled:,}{most}",
+        ", ".join(lags) or "-",
+        ", ".join(f"{count:,} {why}" for why, count in again.items() if count) or "-",
+        escape(rollout.waits_for) or "-",
+    )
+
+
+def _head(kind: str, name: str, heads: Iterable[str]) -> Iterator[str]:
+    """Yield the beginning of a table."""
+    yield f'<div class="scroll" tabindex="0" role="group" aria-label="{name}">'
+    yield f'<table class="{kind}"><thead><tr>'
+    yield from (f'<th scope="col">{head}</th>' for head in heads)
+    yield "</tr></thead>"
+
+
+def _row(first: str, *rest: str) -> str:
+    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+
+
 def processes_of(scene: Scene, beside: Mapping[str, str] | None = None) -> str:
     """Return the processes as the rows of a table; nothing where there are none.
 
@@ -159,10 +208,7 @@ def processes_of(scene: Scene, beside: Mapping[str, str] | None = None) -> str:
 
 def _table(scene: Scene, beside: Mapping[str, str]) -> Iterator[str]:
     heads = ["process", "pid", "items/s", "its time", "ready", "shared memory", "restarts"]
-    yield '<div class="scroll" tabindex="0" role="group" aria-label="Processes">'
-    yield '<table class="processes"><thead><tr>'
-    yield from (f'<th scope="col">{head}</th>' for head in heads)
-    yield "</tr></thead>"
+    yield from _head("processes", "Processes", heads)
     nodes: dict[str, list[WorkerStats]] = {}
     for worker in scene.workers:
         nodes.setdefault(worker.node, []).append(worker)
@@ -196,7 +242,7 @@ def _process(worker: WorkerStats, beside: str) -> str:
         if worker.shared_bytes
         else "-"
     )
-    cells = [
+    return _row(
         escape(worker.name),
         str(worker.pid),
         f"{beside}{rate_text(worker.rate)}",
@@ -204,9 +250,7 @@ def _process(worker: WorkerStats, beside: str) -> str:
         f"{worker.ready:,}",
         shared,
         str(worker.restarts or "-"),
-    ]
-    first, *rest = cells
-    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+    )
 
 
 def _bar(worker: WorkerStats) -> str:

@@ -19,7 +19,7 @@ from asyncloader.loader.long_waits import Wait
 from asyncloader.loader.page.history import MINUTE_SECONDS, History
 from asyncloader.loader.stage_stats import percent_text, rate_text
 from asyncloader.loader.stats import LoaderStats
-from asyncloader.loader.stats_picture import Scene, graph_of, processes_of, verdict_of
+from asyncloader.loader.stats_picture import Scene, graph_of, processes_of, rollouts_of, verdict_of
 
 logger = logging.getLogger("asyncloader")
 
@@ -150,13 +150,17 @@ def _html(key: str, title: str, scene: Scene, state: str, plots: str, history: H
         worker.name: spark(history.points(_rate_of(worker.name)), "", "small")
         for worker in scene.workers
     }
+    calls = {
+        number: spark(history.points(_in_flight(number)), "", "small")
+        for number in range(len(scene.rollouts))
+    }
     # The verdict says the same of a loader that nobody has iterated.
     headline = escape(f"{scene.headline}{state}")
     told = f'<p class="headline">{headline}</p>' if scene.is_begun else ""
     return (
         f'<h2 id="{key}-title">{escape(title)}</h2>\n{told}\n'
         f'{verdict_of(scene)}\n{_waits_of(history)}<div class="plots">{plots}</div>\n'
-        f"{graph_of(scene)}\n<div>{processes_of(scene, beside)}</div>"
+        f"{graph_of(scene)}\n{rollouts_of(scene, calls)}<div>{processes_of(scene, beside)}</div>"
     )
 
 
@@ -247,3 +251,10 @@ def _rate_of(name: str) -> Callable[[LoaderStats], float]:
         return next((worker.rate for worker in stats.workers if worker.name == name), 0.0)
 
     return rate
+
+
+def _in_flight(number: int) -> Callable[[LoaderStats], float]:
+    def calls(stats: LoaderStats) -> float:
+        return stats.rollouts[number].in_flight if number < len(stats.rollouts) else 0.0
+
+    return calls

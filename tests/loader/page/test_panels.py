@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 from typing import Any
 
-from asyncloader import DataLoader2, MultiProcessingReadingService, UnderWay, Wait
+from asyncloader import DataLoader2, MultiProcessingReadingService, UnderWay, Version, Wait
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.loader.page.history import History
 from asyncloader.loader.page.panels import Panels, panel_of, spark
@@ -160,3 +161,34 @@ def test_a_wait_of_a_minute_is_shown():
     assert "has waited 61 s for item 7" in panel.text
     assert panel.waits.startswith("training: the consumer has waited 61 s")
     assert "train.py:12 in &lt;lambda&gt;" in panel.html
+
+
+async def test_a_rollout_has_a_row_of_its_own():
+    may_end = asyncio.Event()
+
+    async def generate(prompt: int) -> int:
+        if prompt >= 4:
+            await may_end.wait()
+        return prompt
+
+    panels = Panels()
+    prompts = IterableWrapper(range(50))
+    graph = prompts.rollout(generate, version=Version(), max_lag=2, per_step=2).batch(2)
+    loader = DataLoader2(graph, acknowledge=True)
+    panels.add(loader)
+    (before,) = panels.look()
+    async with loader:
+        batches = aiter(loader)
+        await anext(batches)
+        (panel,) = panels.look()
+        (rollout,) = loader.stats().rollouts
+        may_end.set()
+    assert "rollouts" not in before.html
+    table = panel.html[panel.html.index('<table class="rollouts">') :]
+    cells = re.findall(r"<t[dh](?: scope=\"row\")?>(.*?)</t[dh]>", table[table.index("<tbody>") :])
+    name, calls, oldest, _, unsettled, *_ = cells
+    assert name.startswith("rollout(generate")
+    assert calls.startswith("<svg")
+    assert calls.endswith(f"{rollout.in_flight}")
+    assert re.fullmatch(r"prompt [4-7], \d+\.\d s", oldest)
+    assert unsettled == f"{rollout.unsettled} of 6"
