@@ -143,6 +143,11 @@ class Group:
         """Return the version of the oldest part of its results."""
         return min((each.begun_at or 0 for each in self.done()), default=0)
 
+    def wants(self, member: Member) -> bool:
+        """Whether a result of one of its members is still of use."""
+        is_present = self.members[member.member] is member
+        return is_present and not (self.is_over or member.is_lost)
+
     def begin_anew(self) -> None:
         """Forget the results, to be called for again."""
         before = self.members
@@ -349,7 +354,7 @@ class Calls(RunningAhead):
 
     def waiting(self) -> int:
         """Return how many calls may begin once there is room for them."""
-        return sum(not member.group.is_over for member in list(self._waiting))
+        return sum(member.group.wants(member) for member in list(self._waiting))
 
     def resting(self) -> int:
         """Return how many calls have failed, and are made again later."""
@@ -406,9 +411,11 @@ class Calls(RunningAhead):
 
     def call_again(self, group: Group) -> None:
         """Call for a prompt again that was handed on; on the loop."""
+        # Calls that nobody needed any more may still run; no member is called for twice at a time.
+        late = {each.member for each in self.under_way.values() if each.group is group}
         group.begin_anew()
         self._take_up(group)
-        self._call_for(group.members)
+        self._call_for([each for each in group.members if each.member not in late])
 
     def _call_for(self, members: list[Member]) -> None:
         for member in members:
@@ -419,7 +426,7 @@ class Calls(RunningAhead):
         most = self.pipe.concurrency
         while self._waiting and len(self.under_way) < most and not self._is_shut():
             member = self._waiting[0]
-            if member.group.is_over or member.is_lost:
+            if not member.group.wants(member):
                 heapq.heappop(self._waiting)
                 continue
             if not self._may_begin_now():
@@ -446,7 +453,7 @@ class Calls(RunningAhead):
 
     async def _made(self, member: Member) -> Any:
         group = member.group
-        if self._is_shut() or group.is_over or member.is_lost:
+        if self._is_shut() or not group.wants(member):
             # That has come about since the task was made.
             return _NONE
         member.version = self._running.version()
@@ -475,9 +482,10 @@ class Calls(RunningAhead):
             member.since = None
             group.running -= 1
         is_aborted, member.is_aborted = member.is_aborted, False
-        if self._is_closing or group.is_over or member.is_lost:
+        if self._is_closing or not group.wants(member):
             # Nobody needs it any more. Look at the error, or asyncio would log it.
             _ = task.cancelled() or task.exception()
+            self._call_instead(member)
         elif task.cancelled():
             self._put_back(member)
         else:
@@ -488,6 +496,12 @@ class Calls(RunningAhead):
             self._release_holders()
         self._begin_calls()
         self._note_change()
+
+    def _call_instead(self, former: Member) -> None:
+        """Call for the member that waits for a call of before to end, if one does."""
+        member = former.group.members[former.member]
+        if member is not former and former.group.wants(member):
+            heapq.heappush(self._waiting, member)
 
     def _take_outcome(self, member: Member, task: asyncio.Task[Any], is_aborted: bool) -> None:
         try:
@@ -704,7 +718,8 @@ class Calls(RunningAhead):
     def hold_back(self, in_flight: InFlight) -> concurrent.futures.Future[None]:
         """Do with the calls in flight as is said; return what is done then. From any thread."""
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        if in_flight == "keep" or self.has_ended or self.loop.is_closed():
+        is_over = self.has_ended and not self.under_way
+        if in_flight == "keep" or is_over or self.loop.is_closed():
             ended.set_result(None)
         else:
             call_soon(self.loop, self._hold_back, in_flight, ended)

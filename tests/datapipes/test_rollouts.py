@@ -398,6 +398,49 @@ async def test_what_is_ready_and_too_old_is_called_for_again_or_dropped():
                 assert loader.stats().left_out["stale"] >= 1
 
 
+async def test_a_call_that_ends_late_is_no_part_of_a_prompt_that_was_begun_anew():
+    policy, calls = Version(), []
+    has_begun, may_end, has_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def generate(prompt, *, member, version):
+        calls.append((prompt, member, version))
+        if (prompt, member, version) == (2, 1, 0):
+            has_begun.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            await may_end.wait()
+            has_ended.set()
+            return "too late"
+        if (prompt, version) == (2, 2):
+            may_end.set()
+            await has_ended.wait()
+            await turns()
+        return prompt, member, version
+
+    graph = lagged(
+        generate,
+        range(3),
+        policy,
+        max_lag=1,
+        per_step=2,
+        order="ready",
+        group=2,
+        min_group=1,
+        group_timeout=0.5,
+    ).batch(1)
+    async with DataLoader2(graph, acknowledge=True) as loader:
+        items = aiter(loader)
+        assert [await anext(items) for _ in range(2)] == [
+            [[(prompt, 0, 0), (prompt, 1, 0)]] for prompt in range(2)
+        ]
+        await has_begun.wait()
+        policy.advance()
+        policy.advance()
+        loader.ack()
+        assert await anext(items) == [[(2, 0, 2), (2, 1, 2)]]
+    assert calls[-2:] == [(2, 0, 2), (2, 1, 2)]
+
+
 async def test_what_is_acknowledged_before_the_policy_advances_is_refused():
     policy = Version()
     graph = lagged(echo, range(10), policy).batch(2)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncloader import Version
+from asyncloader.datapipes.running.run_place import GRACE_SECONDS
 from tests.recorded.lines import settled_in
 from tests.rollouts.plan import Plan
 
@@ -90,6 +91,8 @@ class Ledger:
         self._trained_before = len(save.trained)
         #: The calls that run, by number and member.
         self.running: set[tuple[int, int]] = set()
+        #: Those that were told to end and go on for a while, and since when.
+        self._told_to_end: dict[tuple[int, int], float] = {}
         self._begun: set[int] = set()
         self._answered: set[tuple[int, int]] = set()
         self._kept = kept_in(save.state) if save.state is not None else set[int]()
@@ -112,6 +115,14 @@ class Ledger:
         """Note something that is wrong."""
         if self.looks and len(self.wrong) < 20:
             self.wrong.append(what)
+
+    def look_at_pause(self, in_flight: str) -> None:
+        """Note if calls run in a pause that has waited for them."""
+        # A pass that ends gives up calls that do not end for so long.
+        given_up = self._now() - GRACE_SECONDS + 0.001
+        late = {each for each, since in self._told_to_end.items() if since <= given_up}
+        if running := self.running - late:
+            self.say(f"in a pause by {in_flight} calls run: {running}")
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -159,10 +170,15 @@ class Ledger:
             self._begun.add(number)
             self._look_at_capacity(call)
 
+    def tell_to_end(self, number: int, member: int) -> None:
+        """Note that a call is told to end, and does not yet."""
+        self._told_to_end[number, member] = self._now()
+
     def end_call(self, number: int, member: int, partials: list[Any]) -> None:
         """Note that it ended with no answer, and what it may leave to the next one."""
         if self.looks:
             self.running.discard((number, member))
+            self._told_to_end.pop((number, member), None)
             self._partials[number, member] = partials
 
     def fail_call(self, number: int, member: int) -> None:

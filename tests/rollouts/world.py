@@ -73,9 +73,11 @@ class Policy:
             ledger.end_call(number, member, [again.partial])
             raise
         except asyncio.CancelledError:
-            if loop.time() - begun > ledger.plan.more.get("timeout", math.inf) - 0.001:
+            is_late = loop.time() - begun > ledger.plan.more.get("timeout", math.inf) - 0.001
+            if is_late and cancels_now() == 1:
                 ledger.fail_call(number, member)
             else:
+                # Somebody else than the clock, at least, wanted it to end.
                 # It is called for again with what it began with.
                 ledger.end_call(number, member, [partial])
             raise
@@ -93,6 +95,7 @@ class Policy:
             await self._delay()
         except asyncio.CancelledError:
             if draw.random() < weather.ends_late_if_cancelled:
+                self._ledger.tell_to_end(so_far["number"], so_far["member"])
                 await self._delay()
                 return so_far
             if draw.random() < weather.is_put_back_if_cancelled:
@@ -134,6 +137,12 @@ class Policy:
         """Return the item after a while."""
         await asyncio.sleep(0.1)
         return item
+
+
+def cancels_now() -> int:
+    """Return how often the present task was told to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 def answers_in(item: Any) -> list[Answer]:
@@ -273,8 +282,8 @@ class Trainer:
             return
         in_flight = self._draw.choice(self._plan.in_flight)
         async with self._loader.paused(in_flight=in_flight):
-            if in_flight != "keep" and self._ledger.running:
-                self._ledger.say(f"in a pause by {in_flight} calls run: {self._ledger.running}")
+            if in_flight != "keep":
+                self._ledger.look_at_pause(in_flight)
             with self._ledger.pause():
                 await asyncio.sleep(self._draw.random())
                 self._fail_maybe()
