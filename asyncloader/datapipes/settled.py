@@ -520,9 +520,9 @@ class Ledger:
             else:
                 self._attempts.pop(number, None)
 
-    def knows_of_unsettled(self) -> bool:
-        """Whether a state has anything of numbers that are not settled."""
-        return bool(self._kept or self._attempts)
+    def has_begun(self) -> bool:
+        """Whether a state has anything of numbers, though nothing was delivered."""
+        return bool(self._kept or self._attempts or self._left_out.total())
 
     def pending(self) -> Pending:
         """Return what a state has of numbers that are not settled."""

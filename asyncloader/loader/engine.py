@@ -164,8 +164,8 @@ class Engine:
         ``start`` is where the present run of its epoch began.
         """
         recorded = self._recorded()
-        keeps = recorded is not None and recorded.ledger.knows_of_unsettled()
-        if count == start.before and (recorded is None or not (start.position or keeps)):
+        has_begun = recorded is not None and recorded.ledger.has_begun()
+        if count == start.before and (recorded is None or not (start.position or has_begun)):
             return start
         if recorded is not None:
             return self._moved(start, count, recorded.place())

@@ -246,6 +246,26 @@ def test_runs_that_resume_acknowledge_each_number_once_where_work_is_recorded(pi
     assert len(consumer.acknowledged) + left_out["filter"] == COUNT
 
 
+def test_what_was_left_out_before_the_first_acknowledgement_is_not_looked_at_again():
+    asked: list[int] = []
+
+    def likes(number: int) -> bool:
+        asked.append(number)
+        return number >= 3
+
+    def graph() -> Any:
+        return numbers().filter(likes, repeatable=False)
+
+    with loader_from(graph(), acknowledge=True) as loader:
+        assert next(iter(loader)) == 3
+        state = loader.state_dict(include_datapipe=False)
+    asked.clear()
+    with loader_from(graph(), None, state, acknowledge=True) as loader:
+        assert next(iter(loader)) == 3
+        assert asked[0] == 3
+        assert loader.stats().left_out == {"filter": 3}
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_loader_of_a_data_set_resumes_after_what_was_acknowledged(in_order):
     def loader_of_data(state: Any = None) -> DataLoader2[Any]:
