@@ -63,6 +63,9 @@ PRINTS = {
         r"all of 320: True\n(trained [01] versions later: \d+ prompts\n){1,2}"
         r"right: [1-3]\d% at first, ([6-9]\d|100)% at the end\n$"
     ),
+    "other_trainers.py": (
+        r"^((slime|AReaL|tinker-cookbook): 80 prompts in 10 steps, each once: True\n){3}$"
+    ),
     "sync_training.py": r"learnt y = 3\.0a -2\.0b \+1\.0\n$",
     "weight_sync.py": (
         r"step 20: \d\d% of the answers are right\n"
