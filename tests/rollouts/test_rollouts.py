@@ -42,8 +42,8 @@ def test_a_program_and_its_server_that_are_killed_train_each_prompt_once(seed):
 
 def test_the_order_of_the_source_leaves_out_no_slow_prompt_and_dropping_leaves_out_most():
     prompts = 300
-    in_order = bias.measured(bias.WAYS["source"], prompts, seed=1)
-    dropping = bias.measured(bias.WAYS["ready, drop"], prompts, seed=1)
+    in_order = bias.measured("source", prompts, seed=1)
+    dropping = bias.measured("ready, drop", prompts, seed=1)
     assert in_order.left_out(prompts) == 0
     assert dropping.left_out(prompts // 10) > prompts // 10 // 2
 
