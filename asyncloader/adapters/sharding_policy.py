@@ -20,9 +20,8 @@ from asyncloader.datapipes.running.traits import (
     sharding_group,
     shuffles_items,
 )
-from asyncloader.graph.cut import Reach
+from asyncloader.graph.cut import Reach, cut_or_nothing
 from asyncloader.graph.edit import removed, replace_edge, replaced
-from asyncloader.graph.refusals import cut_or_nothing
 from asyncloader.graph.walk import Graph
 
 Place = Literal["after_source", "after_shuffle", "after_batch", "end"]

@@ -2,10 +2,9 @@
 
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.graph.cut import Cut, WorkerPart, cut_graph, read_without_fork
-from asyncloader.graph.draw import to_dot, to_mermaid, to_svg, to_text
+from asyncloader.graph.draw import to_dot, to_html, to_mermaid, to_svg, to_text
 from asyncloader.graph.edit import copy_graph, remove_dp, replace_dp
 from asyncloader.graph.fingerprint import differences, fingerprint
-from asyncloader.graph.outline import to_html
 from asyncloader.graph.settings import (
     apply_random_seed,
     apply_sharding,

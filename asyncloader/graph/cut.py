@@ -111,6 +111,21 @@ def cut_graph(datapipe: Any) -> Cut:
     return Graph.of(datapipe).once(_cut)
 
 
+def cut_or_nothing(datapipe: Any) -> Cut:
+    """Return how a graph is divided; one that cannot be divided has no parts."""
+    try:
+        return cut_graph(datapipe)
+    except ValueError:
+        return NOT_CUT
+
+
+def places_of(graph: Graph, workers: int) -> tuple[tuple[Any, Place], ...]:
+    """Return where each pipe runs with so many workers; nothing if they cannot divide the graph."""
+    if not workers:
+        return tuple((pipe, "loader") for pipe in graph.pipes)
+    return cut_or_nothing(graph).places
+
+
 def _cut(graph: Graph) -> Cut:
     whole = Reach(graph)
     dispatch = _cut_below(whole, [pipe for pipe in graph.pipes if is_dispatch(pipe)])

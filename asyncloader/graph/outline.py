@@ -1,83 +1,67 @@
 """What a graph looks like, without the graph.
 
-This file is about ``Outline``: the names of the pipes, who reads whom, and what runs where, as
-plain data. Who has it can draw the graph in another process, or after the graph is gone.
+This file is about ``Node``, a pipe as it is drawn, as plain data. A graph is drawn by functions of
+such nodes, so that it can be drawn in another process, or after the graph is gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from asyncloader.datapipes.base import show_in_notebooks
+from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.graph.cut import cut_graph
-from asyncloader.graph.draw import Labels, by_id, shown_name
 from asyncloader.graph.walk import Graph
 
-
-@dataclass(frozen=True)
-class Outline:
-    """The pipes of a graph by their numbers, breadth-first from its end."""
-
-    names: tuple[str, ...] = ()
-    #: The numbers of the pipes that each reads from.
-    reads: tuple[tuple[int, ...], ...] = ()
-    #: "loader", "workers" or "dispatcher" for each, another label, or "" for none.
-    places: tuple[str, ...] = ()
+#: A label for each pipe, as a mapping or as pairs.
+Labels = Mapping[Any, str] | Sequence[tuple[Any, str]]
 
 
-NO_GRAPH = Outline()
+class Node(NamedTuple):
+    """A pipe as it is drawn, or what reads the last one; its place among the others is its number.
+
+    What ``to_text`` shows of it is its name and its label; the rest is of pictures.
+    """
+
+    name: str
+    #: The numbers of those that it reads from.
+    reads: tuple[int, ...] = ()
+    #: Where it runs, or anything else that several have in common; "" for nothing.
+    label: str = ""
+    #: What is known of it, in one line.
+    figures: str = ""
+    #: How long the bar below that is, from 0 to 1; None for no bar.
+    share: float | None = None
+    #: What is known of the items that leave it.
+    beside: str = ""
+    #: "blames" if it holds up the rest, "fine" if nothing holds it up, "" otherwise.
+    verdict: str = ""
 
 
-def outline_of(datapipe: Any, labels: Labels = ()) -> Outline:
-    """Return the outline of a graph, with a label for each pipe that has one."""
-    graph, label_of = Graph.of(datapipe), by_id(labels)
-    return Outline(
-        names=tuple(map(_safe_name, graph.pipes)),
-        reads=tuple(
-            tuple(graph.numbers[id(source)] for source in graph.sources(pipe))
-            for pipe in graph.pipes
-        ),
-        places=tuple(label_of.get(id(pipe), "") for pipe in graph.pipes),
+def nodes_of(datapipe: Any, labels: Labels = ()) -> tuple[Node, ...]:
+    """Return the graph as it is drawn, breadth-first from its end."""
+    graph = Graph.of(datapipe)
+    pairs = labels.items() if isinstance(labels, Mapping) else labels
+    label_of = {id(pipe): label for pipe, label in pairs}
+    return tuple(
+        Node(
+            name,
+            tuple(graph.numbers[id(source)] for source in graph.sources(pipe)),
+            label_of.get(id(pipe), ""),
+        )
+        for name, pipe in zip(graph.once(_names), graph.pipes, strict=True)
     )
 
 
-def placed_outline_of(datapipe: Any, workers: int) -> Outline:
-    """Return the outline of a graph that runs in so many workers, with what runs where."""
-    graph = Graph.of(datapipe)
-    if not workers:
-        return outline_of(graph, [(pipe, "loader") for pipe in graph.pipes])
+def _names(graph: Graph) -> list[str]:
+    return list(map(shown_name, graph.pipes))
+
+
+def shown_name(pipe: Any) -> str:
+    """Return what a pipe is called, in one line."""
     try:
-        return outline_of(graph, cut_graph(graph).places)
-    except Exception:  # noqa: BLE001 - it cannot be divided, which the loader's start will say
-        return outline_of(graph)
-
-
-def _safe_name(pipe: Any) -> str:
-    try:
-        return shown_name(pipe)
-    except Exception:  # noqa: BLE001 - a user's __repr__ ran; stats must not fail
-        return stage_name(pipe)
-
-
-def to_html(datapipe: Any, labels: Labels = ()) -> str:
-    """Return the graph as HTML for a page or a notebook, with its own style.
-
-    A pipe that is the last line of a notebook's cell is shown in this way. A label is where a
-    pipe runs, or anything else; those of ``cut_graph(graph).places`` have colours of their own.
-
-    >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> to_html(IterableWrapper(range(3)).map(str)).count('<g class="box')
-    2
-    """
-    # Few draw pictures, and every process imports this.
-    from asyncloader.graph.figure import drawn, styled
-
-    outline = outline_of(datapipe, labels)
-    notes: Mapping[int, Any] = {}
-    return styled(drawn(outline.names, outline.reads, outline.places, notes))
-
-
-show_in_notebooks(to_html)
+        # Our own pipes may know a better name: a branch says which of which splitter it is.
+        name = repr(pipe) if isinstance(pipe, DataPipe) else stage_name(pipe)
+    except Exception:  # noqa: BLE001 - a user's __repr__ ran, and the others are drawn
+        name = stage_name(pipe)
+    return " ".join(name.split())

@@ -51,9 +51,8 @@ from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import IterableWrapper, divided_twice, draws_in_each_worker
 from asyncloader.datapipes.splitting import Branch
 from asyncloader.graph.cut import (
-    NOT_CUT,
-    Cut,
     cut_graph,
+    cut_or_nothing,
     dividers_of,
     is_read_again,
     read_again,
@@ -515,14 +514,6 @@ def _not_cut(graph: Graph) -> Iterator[Said]:
     except ValueError as error:
         why, _, remedy = str(error).partition("; ")
         yield why, remedy
-
-
-def cut_or_nothing(graph: Graph) -> Cut:
-    """Return how a graph is divided; one that cannot be divided has no parts."""
-    try:
-        return cut_graph(graph)
-    except ValueError:
-        return NOT_CUT
 
 
 def _read_more_than_once(graph: Graph) -> Iterator[Said]:

@@ -1,377 +1,102 @@
-"""A graph as an SVG picture.
+"""A drawn graph as an SVG picture.
 
-This file is about ``picture``. Top-down: the picture, where its boxes and arrows stand
-(``PictureLayout``, from ``Rows``), the legend, the SVG elements, and the width of texts.
+This file is about ``picture``. It has the colours of a light page, which every viewer shows; on a
+page ``style.css`` gives it those of a dark one. Top-down: the picture, the elements in it, the
+style of pages, and texts in XML.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
 from itertools import accumulate, cycle, pairwise
+from typing import get_args
 
-#: Who reads whom, by the numbers or the ids of the pipes; the end of the graph comes first.
-Reads = Mapping[int, Sequence[int]]
+from asyncloader.graph.cut import Place
+from asyncloader.graph.layout import PORT_GAP, Layout, Point, Spot
+from asyncloader.graph.outline import Node
 
-#: The corners of an arrow, x and y.
-Point = tuple[float, float]
+#: What the boxes of a label are filled with, and their outline; "plain" are those without one.
+_COLOURS = {
+    "plain": ("#f5f7f9", "#57606a"),
+    "purple": ("#f0e2f6", "#80429a"),
+    "green": ("#e2f2d5", "#467a26"),
+    "blue": ("#dcebfa", "#2563a8"),
+    "orange": ("#fdeed2", "#b06f00"),
+    "red": ("#f6c9c5", "#b03a2e"),
+}
+#: The outline of a box that a verdict is about.
+_EDGES = {"blames": "#b3261e", "fine": "#1d6b3a"}
+_GROUND, _INK, _SOFT = "#ffffff", "#1c2126", "#57606a"
 
-#: What an area is filled with, and its outline.
-Colours = tuple[str, str]
+#: How high a box is, and how much is between two rows, where there are figures and where not.
+_WITH_FIGURES, _WITHOUT = (48.0, 40.0), (30.0, 30.0)
+_PADDING, _MARGIN, _SWATCH, _LEGEND_HEIGHT = 12.0, 12.0, 14.0, 30.0
 
-_PADDING, _MARGIN = 12.0, 20.0
+#: How wide a character is in the usual fonts of a fixed width, and how many are shown of a name.
+_FONT_SIZE, _CELL, _MOST_CELLS = 13, 7.85, 45
 
 
-def picture(reads: Reads, names: Mapping[int, str], labels: Mapping[int, str]) -> Iterator[str]:
-    """Yield the boxes and arrows of one graph, with a legend above them, line by line.
+def picture(nodes: Sequence[Node], about: str = "") -> str:
+    """Return the boxes and arrows of a graph, with a legend above them.
 
-    Not every pipe has a label.
+    ``about`` is what a screen reader says of it. ValueError for a graph with a circle.
     """
-    widths = {pipe: width_of(name) + 2 * _PADDING for pipe, name in names.items()}
-    layout = PictureLayout(reads, widths)
-    as_read = sorted(layout.boxes, key=lambda box: (box.y, box.x))
-    legend = Legend(labels.get(box.pipe, "") for box in as_read)
-    width = max(layout.width, legend.width)
-    height = legend.height + layout.height
-    about = f"A graph of {len(names)} pipes"
-    yield from sheet(width + 2 * _MARGIN, height + 2 * _MARGIN, about)
-    yield from _moved((width - legend.width) / 2, 0.0, legend.lines())
-    graph = _graph(layout, names, labels, legend)
-    yield from _moved((width - layout.width) / 2, legend.height, graph)
-    yield "</svg>"
+    return "\n".join(_lines(nodes, about or f"A graph of {len(nodes)} pipes"))
 
 
-def _graph(
-    layout: PictureLayout, names: Mapping[int, str], labels: Mapping[int, str], legend: Legend
-) -> Iterator[str]:
-    for points in layout.arrows:
-        yield arrow(points)
-    for box in layout.boxes:
-        name, label = names[box.pipe], labels.get(box.pipe, "")
-        yield '<g class="pipe">'
-        yield title(f"{name} | {label}" if label else name)
-        yield rectangle(box.x, box.y, box.width, box.height, legend.colours_of(label))
-        yield words(box.x + box.width / 2, box.y + box.height / 2, name, "middle")
-        yield "</g>"
+def _lines(nodes: Sequence[Node], about: str) -> Iterator[str]:
+    height, gap = _WITH_FIGURES if any(node.figures for node in nodes) else _WITHOUT
+    layout = Layout([node.reads for node in nodes], [*map(_box_width, nodes)], height, gap)
+    boxes = list(zip(layout.boxes, nodes, strict=True))
+    # As they are read.
+    boxes.sort(key=lambda each: (each[0].top, each[0].middle))
+    labels = list(dict.fromkeys(node.label for _, node in boxes if node.label))
+    # Where pipes run has the same colours in every picture.
+    known = dict.fromkeys((*get_args(Place), *labels))
+    hues = {"": "plain", **dict(zip(known, cycle([*_COLOURS][1:]), strict=False))}
+    legend = list(accumulate((_width(each) + 3 * _SWATCH for each in labels), initial=0.0))
+    top = _MARGIN + (_LEGEND_HEIGHT if labels else 0.0)
+    beside = (_beside(box) + _CELL * cells(node.beside) for box, node in boxes)
+    width = max(layout.width, legend[-1], *beside) + 2 * _MARGIN
+    yield _sheet(width, top + layout.height + _MARGIN, about)
+    for label, x in zip(labels, legend, strict=False):
+        yield from _swatch(_MARGIN + x, label, hues[label])
+    yield f'<g transform="translate({_MARGIN:.1f} {top:.1f})">'
+    for corners in layout.arrows:
+        yield from _arrow(corners)
+    for box, node in boxes:
+        yield from _box(box, node, height, hues[node.label])
+    yield "</g></svg>"
 
 
-def _moved(x: float, y: float, lines: Iterator[str]) -> Iterator[str]:
-    yield f'<g transform="translate({_MARGIN + x:.1f} {_MARGIN + y:.1f})">'
-    yield from lines
+def _sheet(width: float, height: float, about: str) -> str:
+    """Return how a picture begins."""
+    size = f'width="{width:.0f}" height="{height:.0f}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="graph" role="img" {size}'
+        f' viewBox="0 0 {width:.0f} {height:.0f}" aria-label="{escaped(about)}"'
+        f' font-family="monospace" font-size="{_FONT_SIZE}" fill="{_INK}">\n'
+        f'<rect class="ground" {size} fill="{_GROUND}"/>'
+    )
+
+
+def _swatch(x: float, label: str, hue: str) -> Iterator[str]:
+    yield f'<g class="label {hue}">'
+    yield _title(label)
+    yield _rectangle("area", (x, _MARGIN), (_SWATCH, _SWATCH), *_COLOURS[hue])
+    yield _text("legend", x + 1.5 * _SWATCH, _MARGIN + _SWATCH / 2, _shown(label))
     yield "</g>"
 
 
-BOX_HEIGHT, BOX_GAP = 30.0, 24.0
-
-#: Between two arrows that begin or end at the same box.
-PORT_GAP = 18.0
-
-#: Between two rows: more if an arrow goes far to the side, so that it is not too flat.
-ROW_GAP, WIDEST_ROW_GAP, ROW_GAP_SHARE = 30.0, 90.0, 0.1
-
-
-@dataclass(frozen=True)
-class Box:
-    """The place of a pipe; ``x`` and ``y`` are its corner at the top left."""
-
-    pipe: int
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-class PictureLayout:
-    """The boxes and arrows of a graph, sources above.
-
-    A box is as wide as ``widths`` says, or wider for many arrows.
-    """
-
-    def __init__(
-        self,
-        reads: Reads,
-        widths: Mapping[int, float],
-        height: float = BOX_HEIGHT,
-        row_gap: float = ROW_GAP,
-    ) -> None:
-        rows = Rows(reads)
-        self._height, self._row_gap = height, row_gap
-        pipe_at = {spot: pipe for pipe, spot in rows.pipes}
-        self._width = {
-            spot: max(widths[pipe], PORT_GAP * len(spot.above), PORT_GAP * len(spot.below))
-            for spot, pipe in pipe_at.items()
-        }
-        self._middle = self._middles(rows)
-        self._top = self._tops(rows)
-        self.boxes = [self._box(pipe, spot) for pipe, spot in rows.pipes]
-        #: The corners of each arrow, from a source's box down to the box of its reader. Every
-        #: other stretch leads from one row to the next, and the rest straight down past a row.
-        self.arrows = [list(self._points(spots)) for spots in rows.arrows]
-        self.width = max(middle + self._half(spot) for spot, middle in self._middle.items())
-        self.height = max(box.y + box.height for box in self.boxes)
-
-    def _middles(self, rows: Rows) -> dict[Spot, float]:
-        """Return where in its row each spot has its middle, the leftmost edge being 0."""
-        found: dict[Spot, float] = {}
-        for row in rows.rows:
-            found |= self._placed(row, [_among(spot.below, found) for spot in row])
-        for row in reversed(rows.rows):
-            found |= self._placed(row, [_below_its_sources(spot, found) for spot in row])
-        left = min(middle - self._half(spot) for spot, middle in found.items())
-        return {spot: middle - left for spot, middle in found.items()}
-
-    def _placed(self, row: Sequence[Spot], wanted: Sequence[float]) -> dict[Spot, float]:
-        widths = [2 * self._half(spot) for spot in row]
-        return dict(zip(row, apart(wanted, widths), strict=True))
-
-    def _tops(self, rows: Rows) -> dict[Spot, float]:
-        found: dict[Spot, float] = {}
-        top = 0.0
-        for row in reversed(rows.rows):
-            found |= dict.fromkeys(row, top)
-            top += self._height + self._gap_below(row)
-        return found
-
-    def _gap_below(self, row: Sequence[Spot]) -> float:
-        middle = self._middle
-        aside = (abs(middle[spot] - middle[reader]) for spot in row for reader in spot.below)
-        return min(self._row_gap + ROW_GAP_SHARE * max(aside, default=0.0), WIDEST_ROW_GAP)
-
-    def _half(self, spot: Spot) -> float:
-        return self._width.get(spot, 0.0) / 2
-
-    def _box(self, pipe: int, spot: Spot) -> Box:
-        left = self._middle[spot] - self._half(spot)
-        return Box(pipe, left, self._top[spot], self._width[spot], self._height)
-
-    def _points(self, spots: Sequence[Spot]) -> Iterator[Point]:
-        for upper, lower in pairwise(spots):
-            yield self._port(upper, lower, upper.below), self._top[upper] + self._height
-            yield self._port(lower, upper, lower.above), self._top[lower]
-
-    def _port(self, spot: Spot, other: Spot, others: Sequence[Spot]) -> float:
-        """Return where on its edge a spot has the arrow to another, among those to others."""
-        in_order = sorted(others, key=self._middle.__getitem__)
-        return self._middle[spot] + PORT_GAP * (in_order.index(other) - (len(others) - 1) / 2)
-
-
-def apart(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
-    """Return the middles of boxes side by side, as near as can be to where they are wanted.
-
-    >>> apart([0, 0, 500], [100, 100, 100])
-    [-62.0, 62.0, 500.0]
-    """
-    steps = ((left + right) / 2 + BOX_GAP for left, right in pairwise(widths))
-    offsets = list(accumulate(steps, initial=0.0))
-    # Boxes that stand close to one another, by where each wants the first of all to stand.
-    groups: list[list[float]] = []
-    for want, offset in zip(wanted, offsets, strict=True):
-        groups.append([want - offset])
-        while len(groups) > 1 and mean(groups[-2]) > mean(groups[-1]):
-            last = groups.pop()
-            groups[-1] += last
-    firsts = [mean(group) for group in groups for _ in group]
-    return [first + offset for first, offset in zip(firsts, offsets, strict=True)]
-
-
-def _below_its_sources(spot: Spot, middles: Mapping[Spot, float]) -> float:
-    """Return where a spot is wanted: in line with sources that only it reads, or where it is."""
-    is_only_reader = all(len(source.below) == 1 for source in spot.above)
-    return _among(spot.above if spot.above and is_only_reader else [spot], middles)
-
-
-def _among(spots: Sequence[Spot], middles: Mapping[Spot, float]) -> float:
-    return mean([middles[spot] for spot in spots])
-
-
-@dataclass(eq=False)
-class Spot:
-    """A place in a row: that of a pipe, or of a bend."""
-
-    above: list[Spot] = field(default_factory=list)
-    below: list[Spot] = field(default_factory=list)
-
-
-class Rows:
-    """Which pipes stand side by side, in which order, and the arrows between the rows.
-
-    row 2    fork         A pipe stands in the row above the highest of its readers.
-             |  |         An arrow that goes past a row has a bend in it, so that it is
-    row 1  map  bend      not drawn across a pipe.
-             |  |
-    row 0     zip
-    """
-
-    def __init__(self, reads: Reads) -> None:
-        height = _heights(reads)
-        #: From the end of the graph up, each from left to right.
-        self.rows: list[list[Spot]] = [[] for _ in range(1 + max(height.values()))]
-        #: Each pipe and its place, breadth-first.
-        self.pipes = [(pipe, Spot()) for pipe in reads]
-        #: Each arrow's places, from the source down to the pipe that reads it.
-        self.arrows: list[list[Spot]] = []
-        spot = dict(self.pipes)
-        for pipe, place in self.pipes:
-            self.rows[height[pipe]].append(place)
-        for reader, sources in reads.items():
-            for source in sources:
-                bends = self._bends(range(height[reader] + 1, height[source]))
-                self.arrows.append([spot[source], *bends, spot[reader]])
-        self._join()
-        self._order()
-
-    def _bends(self, rows: Iterable[int]) -> list[Spot]:
-        bends = []
-        for row in rows:
-            bend = Spot()
-            self.rows[row].append(bend)
-            bends.append(bend)
-        return bends[::-1]
-
-    def _join(self) -> None:
-        for arrow in self.arrows:
-            for upper, lower in pairwise(arrow):
-                upper.below.append(lower)
-                lower.above.append(upper)
-
-    def _order(self) -> None:
-        for lower, upper in pairwise(self.rows):
-            links = ((reader, source) for reader in lower for source in reader.above)
-            place = {link: at for at, link in enumerate(links)}
-            upper.sort(key=lambda spot: mean([place[reader, spot] for reader in spot.below]))
-
-
-def mean(numbers: Sequence[float]) -> float:
-    """Return the mean of some numbers, and 0 of none."""
-    # What the standard library has for it takes longer to import than this to draw.
-    return sum(numbers) / max(1, len(numbers))
-
-
-def _heights(reads: Reads) -> dict[int, int]:
-    """Return the row of each pipe, from the end up; ValueError where they form a circle."""
-    height = dict.fromkeys(reads, 0)
-    unread = Counter(source for sources in reads.values() for source in sources)
-    settled = [pipe for pipe in reads if not unread[pipe]]
-    for reader in settled:  # it grows while it is read
-        for source in reads[reader]:
-            height[source] = max(height[source], height[reader] + 1)
-            unread[source] -= 1
-            if not unread[source]:
-                settled.append(source)
-    if len(settled) < len(reads):
-        raise ValueError("pipes must not read from one another in a circle")
-    return height
-
-
-_SWATCH, _GAP, _APART, _HEIGHT = 14.0, 6.0, 24.0, 36.0
-
-_PALETTE = (
-    ("#cfe3f7", "#2a6cb0"),
-    ("#fde2b8", "#b06f00"),
-    ("#e3f3d3", "#4f8a2b"),
-    ("#e5cfea", "#7d3c98"),
-    ("#f6c9c5", "#b03a2e"),
-)
-_PLAIN = ("#ffffff", "#555555")
-
-
-class Legend:
-    """The labels of a picture in a row, in the order they come in; nothing without labels."""
-
-    def __init__(self, labels: Iterable[str]) -> None:
-        present = [label for label in dict.fromkeys(labels) if label]
-        self._colours = dict(zip(present, cycle(_PALETTE), strict=False))
-        widths = (_SWATCH + _GAP + width_of(label) + _APART for label in present)
-        self._places = list(accumulate(widths, initial=0.0))
-        self.width = max(0.0, self._places[-1] - _APART)
-        self.height = _HEIGHT if present else 0.0
-
-    def colours_of(self, label: str) -> Colours:
-        """Return the colours of the pipes with a label, or with "" for none."""
-        return self._colours.get(label, _PLAIN)
-
-    def lines(self) -> Iterator[str]:
-        """Yield the legend, line by line."""
-        for (label, colours), x in zip(self._colours.items(), self._places, strict=False):
-            yield '<g class="label">'
-            yield title(label)
-            yield rectangle(x, 0.0, _SWATCH, _SWATCH, colours)
-            yield words(x + _SWATCH + _GAP, _SWATCH / 2, label)
-            yield "</g>"
-
-
-#: How wide a character is in the usual fonts of a fixed width, at this size.
-_FONT_SIZE, _CELL = 13, 7.85
-_MOST_CELLS = 45
-_INK, _LINE = "#1a1a1a", "#555555"
-
-#: What means something else in XML, and what may not be in it at all.
-_CODES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
-_FORBIDDEN = (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)
-_ESCAPES = {**dict.fromkeys(_FORBIDDEN, "\N{REPLACEMENT CHARACTER}"), **str.maketrans(_CODES)}
-
-
-def sheet(width: float, height: float, what: str) -> Iterator[str]:
-    """Yield how a picture begins; it ends with ``</svg>``."""
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}"'
-        f' viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escaped(what)}"'
-        f' font-family="monospace" font-size="{_FONT_SIZE}">'
-    )
-    yield (
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8"'
-        f' markerHeight="8" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{_LINE}"/>'
-        "</marker></defs>"
-    )
-    yield f'<rect width="{width:.0f}" height="{height:.0f}" fill="#ffffff"/>'
-
-
-def rectangle(x: float, y: float, width: float, height: float, colours: Colours) -> str:
-    """Return a rectangle whose corner at the top left is given."""
-    fill, outline = colours
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4"'
-        f' fill="{fill}" stroke="{outline}"/>'
-    )
-
-
-def words(x: float, middle: float, text: str, anchor: str = "start") -> str:
-    """Return a text that begins at ``x``, or has its "middle" there; a long one is cut.
-
-    The middle of its line is at ``middle``.
-    """
-    # Not every viewer can put the middle of a line somewhere by itself.
-    baseline = middle + 0.35 * _FONT_SIZE
-    shown = escaped(shortened(text, _MOST_CELLS))
-    return (
-        f'<text x="{x:.1f}" y="{baseline:.1f}" text-anchor="{anchor}" fill="{_INK}">{shown}</text>'
-    )
-
-
-def width_of(text: str) -> float:
-    """Return how wide a text is, as ``words`` shows it."""
-    return _CELL * min(cells(text), _MOST_CELLS)
-
-
-def title(text: str) -> str:
-    """Return what is shown where a pointer rests on the element that this is the first of."""
-    return f"<title>{escaped(text)}</title>"
-
-
-def arrow(points: Sequence[Point]) -> str:
-    """Return an arrow; every other stretch of it may lead aside, the rest go straight on."""
-    return (
-        f'<path class="arrow" d="{way_along(points)}" fill="none" stroke="{_LINE}"'
-        ' stroke-width="1.3" marker-end="url(#head)"/>'
-    )
-
-
-def way_along(points: Sequence[Point]) -> str:
-    """Return the path of an arrow, as SVG writes it."""
-    x, y = points[0]
-    return " ".join([f"M{x:.1f} {y:.1f}", *(_stretch(*ends) for ends in pairwise(points))])
+def _arrow(corners: Sequence[Point]) -> Iterator[str]:
+    """Yield an arrow; every other stretch of it may lead aside, the rest go straight on."""
+    (x, y), (end_x, end_y) = corners[0], corners[-1]
+    way = " ".join([f"M{x:.1f} {y:.1f}", *(_stretch(*ends) for ends in pairwise(corners))])
+    yield f'<path class="arrow" d="{way}" fill="none" stroke="{_SOFT}" stroke-width="1.3"/>'
+    yield f'<path class="head" d="M{end_x:.1f} {end_y:.1f} l-4 -8 h8 z" fill="{_SOFT}"/>'
 
 
 def _stretch(start: Point, end: Point) -> str:
@@ -381,6 +106,87 @@ def _stretch(start: Point, end: Point) -> str:
     # It leaves and arrives upright, and does not leave the space between the two rows.
     middle = (y + to_y) / 2
     return f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
+
+
+def _box(box: Spot, node: Node, height: float, hue: str) -> Iterator[str]:
+    fill, edge = _COLOURS[hue]
+    edge = _EDGES.get(node.verdict, edge)
+    said = (node.name, node.label, node.figures, node.beside, node.verdict and "the bottleneck")
+    yield f'<g class="{" ".join(filter(None, ("box", hue, node.verdict)))}">'
+    yield _title(" | ".join(filter(None, said)))
+    thick = 4 if node.verdict else 1
+    yield _rectangle("area", (box.left, box.top), (box.width, height), fill, edge, thick)
+    name_at = box.top + (14 if node.figures else height / 2)
+    yield _text("name", box.middle, name_at, _shown(node.name), _CENTRED)
+    if node.figures:
+        yield _text("figures", box.middle, box.top + 30, node.figures, _CENTRED)
+    if node.share is not None:
+        corner, full = (box.left + _PADDING, box.top + height - 8), box.width - 2 * _PADDING
+        yield _rectangle("track", corner, (full, 4), _GROUND)
+        yield _rectangle("share", corner, (full * min(1.0, max(0.0, node.share)), 4), edge)
+    if node.beside:
+        yield _text("beside", _beside(box), box.top + height + 11, node.beside, _HALO)
+    yield "</g>"
+
+
+_CENTRED = 'text-anchor="middle"'
+#: What crosses a text does not make it hard to read.
+_HALO = f'font-size="12" fill="{_SOFT}" paint-order="stroke" stroke="{_GROUND}" stroke-width="4"'
+
+
+def _beside(box: Spot) -> float:
+    """Return where a text begins that stands beside all arrows which leave a box."""
+    return box.middle + PORT_GAP * len(box.below) / 2
+
+
+def _rectangle(
+    kind: str, corner: Point, size: Point, fill: str, edge: str = "none", thick: int = 1
+) -> str:
+    (x, y), (width, height) = corner, size
+    return (
+        f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        f' rx="4" fill="{fill}" stroke="{edge}" stroke-width="{thick}"/>'
+    )
+
+
+def _text(kind: str, x: float, middle: float, text: str, more: str = "") -> str:
+    # Not every viewer can put the middle of a line somewhere by itself.
+    baseline = middle + 0.35 * _FONT_SIZE
+    return f'<text class="{kind}" x="{x:.1f}" y="{baseline:.1f}" {more}>{escaped(text)}</text>'
+
+
+def _title(text: str) -> str:
+    """Return what is shown where a pointer rests on the element that this is the first of."""
+    return f"<title>{escaped(text)}</title>"
+
+
+def _box_width(node: Node) -> float:
+    return max(_width(node.name), _CELL * cells(node.figures)) + 2 * _PADDING
+
+
+def _width(name: str) -> float:
+    return _CELL * cells(_shown(name))
+
+
+def _shown(name: str) -> str:
+    return shortened(name, _MOST_CELLS)
+
+
+def styled(html: str) -> str:
+    """Return a part of a page with the style that it needs."""
+    return f'<div class="asyncloader"><style>{style()}</style>{html}</div>'
+
+
+@cache
+def style() -> str:
+    """Return the style of all that is drawn on pages."""
+    return (files("asyncloader.graph") / "style.css").read_text(encoding="utf-8")
+
+
+#: What means something else in XML, and what may not be in it at all.
+_CODES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
+_FORBIDDEN = (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)
+_ESCAPES = {**dict.fromkeys(_FORBIDDEN, "\N{REPLACEMENT CHARACTER}"), **str.maketrans(_CODES)}
 
 
 def escaped(text: str) -> str:
@@ -398,7 +204,7 @@ def cells(text: str) -> int:
     >>> cells("map"), cells("写真")
     (3, 4)
     """
-    return sum(_cells_of(character) for character in text)
+    return sum(map(_cells_of, text))
 
 
 def shortened(text: str, limit: int) -> str:
@@ -416,12 +222,8 @@ def shortened(text: str, limit: int) -> str:
 
 
 def _beginning(text: str, limit: int) -> str:
-    taken = 0
-    for place, character in enumerate(text):
-        taken += _cells_of(character)
-        if taken > limit:
-            return text[:place]
-    return text
+    ends = accumulate(map(_cells_of, text))
+    return text[: sum(end <= limit for end in ends)]
 
 
 def _cells_of(character: str) -> int:

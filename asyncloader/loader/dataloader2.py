@@ -22,8 +22,9 @@ from asyncloader.datapipes.full_sync import Uneven
 from asyncloader.datapipes.prompts import InFlight
 from asyncloader.datapipes.running.cursors import set_numbers
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
+from asyncloader.graph.cut import places_of
 from asyncloader.graph.edit import as_run, copy_graph
-from asyncloader.graph.outline import NO_GRAPH, Outline, placed_outline_of
+from asyncloader.graph.outline import nodes_of
 from asyncloader.graph.recorded import as_recorded, unrepeatable
 from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.walk import Graph
@@ -132,8 +133,6 @@ class DataLoader2(Generic[T_co]):
         self._live_iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
         #: The adapted graph; if none was given, None until ``load_state_dict`` brings it.
         self.datapipe: Any = None
-        # The graph as it is drawn, and the graph and the number of workers that it was made of.
-        self._outlined: tuple[Graph | None, int, Outline] = (None, 0, NO_GRAPH)
         self._graph: Graph | None = None
         self._engine = Engine(Lifecycle(self.reading_service), self._buffer.renewed())
         self._loaded: dict[str, Any] | None = None
@@ -526,12 +525,13 @@ class DataLoader2(Generic[T_co]):
         It says how many items there were, who waited for whom, and where the time went.
         Printed, it is a table, and ``stats().verdict()`` says who is the bottleneck.
         """
-        adjustable = self.reading_service.adjustable()
+        adjustable, graph = self.reading_service.adjustable(), self._graph
+        places = () if graph is None else places_of(graph, self.reading_service.worker_count())
         return stats_of(
-            () if self._graph is None else self._graph.pipes,
+            () if graph is None else graph.pipes,
             self._engine.watching,
             self.reading_service.worker_stats(),
-            self._outline(),
+            () if graph is None else nodes_of(graph, places),
             epochs=self._engine.epochs,
             items=self._buffer.passed,
             restarts=self.reading_service.restarts(),
@@ -604,14 +604,6 @@ class DataLoader2(Generic[T_co]):
 
     def __repr__(self) -> str:
         return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
-
-    def _outline(self) -> Outline:
-        graph, workers = self._graph, self.reading_service.worker_count()
-        known, of_workers, outline = self._outlined
-        if graph is not known or workers != of_workers:
-            outline = NO_GRAPH if graph is None else placed_outline_of(graph, workers)
-            self._outlined = graph, workers, outline
-        return outline
 
     def _use_graph(self, datapipe: Any) -> None:
         if self._acknowledges:

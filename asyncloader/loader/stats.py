@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,18 +17,17 @@ from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.rollouts import RolloutStats
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED, Tally, Watching
-from asyncloader.graph.outline import NO_GRAPH, Outline
+from asyncloader.graph.outline import Node
 from asyncloader.loader.long_waits import Wait
 from asyncloader.loader.stage_stats import (
     DISPATCHER,
     LOADER,
     WORKERS,
     StageStats,
-    bytes_text,
     percent_text,
     rate_text,
 )
-from asyncloader.loader.stats_picture import Scene, in_notebook
+from asyncloader.loader.stats_picture import Verdict, in_notebook, process_table, stage_table
 from asyncloader.workers.worker_stats import WorkerStats
 
 Named = TypeVar("Named", "StageStats", WorkerStats)
@@ -77,7 +76,7 @@ class LoaderStats:
     #: What the consumer waits for, once it has waited a minute.
     waits: tuple[Wait, ...] = ()
     #: The graph, as it is drawn.
-    outline: Outline = NO_GRAPH
+    outline: tuple[Node, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -91,11 +90,11 @@ class LoaderStats:
 
     def verdict(self) -> str:
         """Return what the bottleneck is, and what to do about it, in one sentence."""
-        return _verdict(self).text
+        return judge(self).text
 
     def bottleneck(self) -> StageStats | None:
         """Return the pipe that the verdict blames, if it blames one."""
-        return _verdict(self).stage
+        return judge(self).stage
 
     def is_fast_enough(self) -> bool:
         """Whether the consumer hardly waits, so that a faster loader would not help."""
@@ -124,30 +123,14 @@ class LoaderStats:
         return _table(self)
 
     def _repr_html_(self) -> str:
-        return in_notebook(self.scene())
-
-    def scene(self) -> Scene:
-        """Return what a picture shows."""
-        return Scene(
-            is_begun=self.epochs > 0,
-            headline=_headline(self),
-            verdict=self.verdict(),
-            bottleneck=self.bottleneck(),
-            is_fast_enough=self.is_fast_enough(),
-            rate=self.rate,
-            waited=self.waited / self.seconds if self.seconds else 0.0,
-            stages=self.stages,
-            workers=self.workers,
-            rollouts=self.rollouts,
-            outline=self.outline,
-        )
+        return in_notebook(headline_of(self), judge(self), drawn(self), self.rollouts, self.workers)
 
 
 def stats_of(
     pipes: Sequence[Any],
     watching: Watching,
     workers: Sequence[WorkerStats],
-    outline: Outline,
+    outline: tuple[Node, ...],
     *,
     epochs: int,
     items: int,
@@ -324,11 +307,11 @@ _NOT_BEGUN = "no epoch was begun yet"
 
 def _table(stats: LoaderStats) -> str:
     """Return the stats as a table of the stages and one of the processes."""
-    lines = [_headline(stats)]
+    lines = [headline_of(stats)]
     if stats.stages:
-        lines += ["", *_aligned([_STAGE_HEADER, *map(_stage_row, stats.stages)])]
+        lines += ["", *stage_table(stats.stages)]
     if stats.workers:
-        lines += ["", *_aligned(_worker_rows(stats.workers))]
+        lines += ["", *process_table(stats.workers)]
     if stats.left_out:
         counts = (f"{count:,} by {reason}" for reason, count in sorted(stats.left_out.items()))
         lines += ["", f"left out: {', '.join(counts)}"]
@@ -341,7 +324,8 @@ def _table(stats: LoaderStats) -> str:
     return "\n".join(lines)
 
 
-def _headline(stats: LoaderStats) -> str:
+def headline_of(stats: LoaderStats) -> str:
+    """Return how many items there were, in how much time."""
     if not stats.epochs:
         return _NOT_BEGUN
     text = f"epoch {stats.epochs}: {stats.items:,} items in {stats.seconds:.1f} s"
@@ -350,73 +334,71 @@ def _headline(stats: LoaderStats) -> str:
         text += f", {stats.restarts} restarts"
     if stats.unacknowledged is not None:
         text += f", {stats.unacknowledged:,} not acknowledged"
-    share = stats.waited / stats.seconds if stats.seconds else 0.0
-    return f"{text}; the consumer waited {percent_text(share)} of the time"
+    return f"{text}; the consumer waited {percent_text(waited_share(stats))} of the time"
 
 
-_STAGE_HEADER = ("stage", "runs in", "items", "rate", "errors", "time", "share", "held")
+def waited_share(stats: LoaderStats) -> float:
+    """Return for which part of the time the consumer waited, from 0 to 1."""
+    return stats.waited / stats.seconds if stats.seconds else 0.0
 
 
-def _stage_row(stage: StageStats) -> tuple[str, ...]:
-    return (
-        stage.name,
-        stage.where,
-        "?" if stage.items is None else f"{stage.items:,}",
-        "" if stage.rate is None else rate_text(stage.rate),
-        str(stage.errors or ""),
-        f"{stage.seconds:.2f} s" if stage.seconds else "",
-        percent_text(stage.share) if stage.seconds else "",
-        f"{stage.held} of {stage.room}" if stage.room else "",
+def drawn(stats: LoaderStats) -> tuple[Node, ...]:
+    """Return the graph as it is drawn: with what is known of each pipe, and with the consumer."""
+    if not stats.epochs or not stats.outline:
+        return stats.outline
+    # Of a pipe that runs in several places, that in which it takes the most time.
+    stages = {stage.number: stage for stage in sorted(stats.stages, key=attrgetter("seconds"))}
+    blamed, waited = stats.bottleneck(), waited_share(stats)
+    nodes = []
+    for number, node in enumerate(stats.outline):
+        stage = stages.get(number, _UNSEEN)
+        known = node._replace(
+            figures=" · ".join(_figures(stage)),
+            share=stage.share if stage.seconds else None,
+            beside=" · ".join(_beside(stats, number, stage)),
+            verdict="blames" if stage is blamed else "",
+        )
+        nodes.append(known)
+    consumer = Node(
+        "your loop",
+        reads=(0,),
+        figures=f"waits {percent_text(waited)}",
+        share=1.0 - waited,
+        verdict="fine" if stats.is_fast_enough() else "",
     )
+    return (*nodes, consumer)
 
 
-_WORKER_HEADER = (
-    "process",
-    "pid",
-    "items",
-    "rate",
-    "works",
-    "sends",
-    "waits",
-    "ready",
-    "shared",
-    "restarts",
-)
+_UNSEEN = StageStats("", "", None, None, 0, 0.0, 0.0, 0, 0, False, False)
 
 
-def _worker_rows(workers: Sequence[WorkerStats]) -> list[tuple[str, ...]]:
-    rows = [_WORKER_HEADER, *map(_worker_row, workers)]
-    if not any(worker.node for worker in workers):
-        return rows
-    # Those of one node stand together.
-    nodes = ["node", *(worker.node for worker in workers)]
-    with_node = [(name, node, *rest) for node, (name, *rest) in zip(nodes, rows, strict=True)]
-    return [with_node[0], *sorted(with_node[1:], key=itemgetter(1))]
+def _figures(stage: StageStats) -> Iterator[str]:
+    """Yield what is known of a pipe itself."""
+    if stage.seconds:
+        yield percent_text(stage.share)
+    if stage.holds_calls and stage.room:
+        yield f"{stage.held} of {stage.room} calls"
+    if stage.errors:
+        yield f"{stage.errors:,} errors"
 
 
-def _worker_row(worker: WorkerStats) -> tuple[str, ...]:
-    total = (worker.working + worker.waiting) or 1.0
-    return (
-        worker.name,
-        str(worker.pid),
-        f"{worker.items:,}",
-        rate_text(worker.rate),
-        percent_text((worker.working - worker.handing) / total),
-        percent_text(worker.handing / total),
-        percent_text(worker.waiting / total),
-        str(worker.ready),
-        f"{bytes_text(worker.shared_used)} of {bytes_text(worker.shared_bytes)}",
-        str(worker.restarts or ""),
-    )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the rows as text: names left-aligned, numbers right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [text.rjust(width) for text, width in zip(row, widths, strict=True)]
-        cells[:2] = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
-        yield "  ".join(cells).rstrip()
+def _beside(stats: LoaderStats, number: int, stage: StageStats) -> Iterator[str]:
+    """Yield what is known of the items that leave a pipe."""
+    rate = stage.rate if number else stats.rate
+    if rate is not None:
+        yield rate_text(rate)
+    if stage.room and not stage.holds_calls:
+        yield f"holds {stage.held} of {stage.room}"
+    where = stats.outline[number].label
+    # The other places at which its items are read; those of the last pipe are the consumer's.
+    readers = {node.label for node in stats.outline if number in node.reads} or {LOADER}
+    if where == WORKERS and readers != {WORKERS}:
+        yield f"{sum(worker.ready for worker in stats.workers if not worker.is_dispatcher)} ready"
+    for each in stats.stages:
+        # It only waits for what other processes make.
+        is_inlet = each.number is None and each.name.startswith(("FromDispatcher", "FromWorkers"))
+        if is_inlet and each.seconds and each.where in readers - {where}:
+            yield f"waited for {percent_text(each.share)}"
 
 
 #: In a shorter time too little was seen.
@@ -429,32 +411,18 @@ _LITTLE = 0.1
 _MUCH = 0.4
 
 
-class _Verdict(NamedTuple):
-    """A sentence, and the pipe that it blames, if it does."""
-
-    text: str
-    stage: StageStats | None = None
-
-    def stage_is(self, name: str) -> bool:
-        """Whether it blames the pipe of this name."""
-        return self.stage is not None and self.stage.name == name
-
-    def after(self, text: str) -> _Verdict:
-        """Return this after another part of the sentence."""
-        return self._replace(text=f"{text}; {self.text}")
-
-
-def _verdict(stats: LoaderStats) -> _Verdict:
+def judge(stats: LoaderStats) -> Verdict:
     """Return what the bottleneck is in the present epoch, and what to do about it."""
     if not stats.epochs:
-        return _Verdict(_NOT_BEGUN)
+        return Verdict(_NOT_BEGUN)
     if stats.seconds < _EARLY_SECONDS:
-        return _Verdict(f"too short to tell: the epoch has run for {stats.seconds:.2f} s")
-    share = percent_text(stats.waited / stats.seconds)
+        return Verdict(f"too short to tell: the epoch has run for {stats.seconds:.2f} s")
+    share = percent_text(waited_share(stats))
     if stats.is_fast_enough():
-        return _Verdict(
+        return Verdict(
             f"the consumer is the bottleneck: it waits for items {share} of the time,"
-            " and a faster loader would not help"
+            " and a faster loader would not help",
+            is_fine=True,
         )
     cause = _cause(stats)
     rollout = next((each for each in stats.rollouts if cause.stage_is(each.name)), None)
@@ -486,7 +454,7 @@ def _why_of_rollout(rollout: RolloutStats) -> str:
     )
 
 
-def _cause(stats: LoaderStats) -> _Verdict:
+def _cause(stats: LoaderStats) -> Verdict:
     workers = [worker for worker in stats.workers if not worker.is_dispatcher]
     if not workers:
         return _busiest(_stages(stats, "loader"), "the loader's", _FROM_LOADER)
@@ -502,12 +470,12 @@ def _cause(stats: LoaderStats) -> _Verdict:
         )
     importing = _share(workers, "importing")
     if importing > _MUCH:
-        return _Verdict(
+        return Verdict(
             f"{percent_text(importing)} of a worker's time goes into importing modules, which each"
             " does once: look again at a longer epoch, or at the next one"
         )
     if handing > _MUCH:
-        return _Verdict(
+        return Verdict(
             f"{percent_text(handing)} of a worker's time goes into sending items: send less data,"
             " or give a larger prefetch_bytes if it waits for shared memory"
         )
@@ -519,22 +487,22 @@ _FROM_DISPATCHER = "do it in the workers, after the dispatch, unless it must run
 _FROM_LOADERS_PART = "do it in the workers if it can be copied there"
 
 
-def _behind_workers(stats: LoaderStats, waiting: float) -> _Verdict:
+def _behind_workers(stats: LoaderStats, waiting: float) -> Verdict:
     share = percent_text(waiting)
     idle = f"the workers are idle {share} of their time, because their prefetch is full"
     stages = _stages(stats, "loader")
     if max((stage.share for stage in stages), default=0.0) > _MUCH:
         return _busiest(stages, "the loader's", _FROM_LOADERS_PART).after(idle)
-    return _Verdict(
+    return Verdict(
         f"{idle}: look at what runs on the event loop between the workers and the consumer"
     )
 
 
-def _busiest(stages: Sequence[StageStats], whose: str, advice: str) -> _Verdict:
+def _busiest(stages: Sequence[StageStats], whose: str, advice: str) -> Verdict:
     """Return which of the stages takes the time, and what to do about it."""
     seen = [stage for stage in stages if stage.seconds or _is_full(stage)]
     if not seen:
-        return _Verdict("no sample of the pipes' work was taken yet")
+        return Verdict("no sample of the pipes' work was taken yet")
     stage = max(seen, key=lambda each: (each.share > _MUCH, _is_full(each), each.seconds))
     time = f"{percent_text(stage.share)} of {whose} time is in {stage.name}"
     if _is_full(stage):
@@ -544,7 +512,7 @@ def _busiest(stages: Sequence[StageStats], whose: str, advice: str) -> _Verdict:
         text = f"{time}: raise its concurrency, or add workers"
     else:
         text = f"waiting for the source: {time}" if stage.is_source else f"{time}: {advice}"
-    return _Verdict(text, stage)
+    return Verdict(text, stage)
 
 
 def _stages(stats: LoaderStats, where: str) -> list[StageStats]:

@@ -1,277 +1,250 @@
-"""A loader's stats as a picture.
+"""Stats for the eye.
 
-This file is about a ``Scene`` and its parts as HTML: the verdict, the graph with what is known of
-each pipe in its box, the rollouts as rows, and the processes. A page shows them, and so do
-notebooks.
+This file is about the tables of stages and of processes, as text, and about the parts of a page or
+of what a notebook shows, as HTML: a verdict, a graph, and the rollouts and processes as rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from operator import itemgetter
+from types import MappingProxyType
+from typing import NamedTuple
 
 from asyncloader.datapipes.rollouts import RolloutStats
-from asyncloader.graph.outline import Outline
-from asyncloader.loader.stage_stats import (
-    LOADER,
-    WORKERS,
-    StageStats,
-    bytes_text,
-    percent_text,
-    rate_text,
-)
+from asyncloader.graph.outline import Node
+from asyncloader.loader.stage_stats import StageStats, bytes_text, percent_text, rate_text
 from asyncloader.workers.worker_stats import WorkerStats
 
-if TYPE_CHECKING:
-    from asyncloader.graph.figure import PipeNote
 
+class Verdict(NamedTuple):
+    """A sentence, and the pipe that it blames, if it does."""
 
-class Scene(NamedTuple):
-    """What a picture shows of a loader."""
-
-    #: Whether an epoch was begun.
-    is_begun: bool
-    headline: str
-    verdict: str
-    #: The pipe that the verdict blames, if it blames one.
-    bottleneck: StageStats | None
+    text: str
+    stage: StageStats | None = None
     #: Whether it is the consumer that takes the time.
-    is_fast_enough: bool
-    rate: float
-    #: For which part of the time the consumer waited, from 0 to 1.
-    waited: float
-    stages: tuple[StageStats, ...]
-    workers: tuple[WorkerStats, ...]
-    rollouts: tuple[RolloutStats, ...]
-    outline: Outline
+    is_fine: bool = False
+
+    def stage_is(self, name: str) -> bool:
+        """Whether it blames the pipe of this name."""
+        return self.stage is not None and self.stage.name == name
+
+    def after(self, text: str) -> Verdict:
+        """Return this after another part of the sentence."""
+        return self._replace(text=f"{text}; {self.text}")
 
 
-def in_notebook(scene: Scene) -> str:
-    """Return the picture with its style."""
-    # Few draw pictures, and every process imports this.
-    from asyncloader.graph.figure import styled
-
-    headline = f'<p class="headline">{escape(scene.headline)}</p>'
-    parts = [headline, verdict_of(scene), graph_of(scene), rollouts_of(scene), processes_of(scene)]
-    return styled("\n".join(parts))
+_STAGE_HEADER = "stage", "runs in", "items", "rate", "errors", "time", "share", "held"
 
 
-def verdict_of(scene: Scene) -> str:
-    """Return who is the bottleneck, in few words and in a sentence."""
-    kind = "fine" if scene.is_fast_enough else "blames" if scene.bottleneck else "plain"
-    text = escape(scene.verdict[:1].upper() + scene.verdict[1:])
-    if scene.is_fast_enough:
-        return f'<p class="verdict {kind}"><strong>Your loop sets the pace.</strong> {text}.</p>'
-    if scene.bottleneck is None:
-        return f'<p class="verdict {kind}">{text}.</p>'
-    name = escape(scene.bottleneck.name)
-    return f'<p class="verdict {kind}"><strong>Bottleneck: {name}</strong> {text}.</p>'
+def stage_table(stages: Sequence[StageStats]) -> Iterator[str]:
+    """Yield a line for each stage, below those of a header."""
+    return _aligned([_STAGE_HEADER, *map(_stage_row, stages)])
 
 
-def graph_of(scene: Scene) -> str:
-    """Return the drawing of the graph."""
-    from asyncloader.graph.figure import drawn
-
-    outline = scene.outline
-    if not outline.names:
-        return '<p class="empty">The loader has no graph yet.</p>'
-    picture = drawn(*_columns(outline), _notes(scene), f"The graph. {scene.verdict}")
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="The graph">{picture}</div>'
-
-
-def _columns(
-    outline: Outline,
-) -> tuple[Sequence[str], Sequence[Sequence[int]], Sequence[str]]:
-    return outline.names, outline.reads, outline.places
-
-
-def _notes(scene: Scene) -> dict[int, PipeNote]:
-    from asyncloader.graph.figure import CONSUMER, PipeNote
-
-    if not scene.is_begun:
-        return {}
-    stages = {stage.number: stage for stage in sorted(scene.stages, key=_seconds)}
-    found = {number: _note(scene, number, stages) for number in range(len(scene.outline.names))}
-    works = f"waits {percent_text(scene.waited)}"
-    found[CONSUMER] = PipeNote(works, 1.0 - scene.waited, "", scene.is_fast_enough)
-    return found
-
-
-def _seconds(stage: StageStats) -> float:
-    return stage.seconds
-
-
-def _note(scene: Scene, number: int, stages: Mapping[int | None, StageStats]) -> PipeNote:
-    from asyncloader.graph.figure import PipeNote
-
-    stage = stages.get(number)
-    parts = [] if stage is None else list(_figures(stage))
-    return PipeNote(
-        text=" · ".join(parts),
-        share=stage.share if stage is not None and stage.seconds else None,
-        rate=" · ".join(_beside_arrow(scene, number, stage)),
-        is_bottleneck=stage is not None and stage == scene.bottleneck,
-    )
-
-
-def _figures(stage: StageStats) -> Iterator[str]:
-    """Yield what is known of a pipe itself."""
-    if stage.seconds:
-        yield percent_text(stage.share)
-    if stage.holds_calls and stage.room:
-        yield f"{stage.held} of {stage.room} calls"
-    if stage.errors:
-        yield f"{stage.errors:,} errors"
-
-
-def _beside_arrow(scene: Scene, number: int, stage: StageStats | None) -> Iterator[str]:
-    """Yield what is known of the items that leave a pipe."""
-    if number == 0:
-        yield rate_text(scene.rate)
-    elif stage is not None and stage.rate is not None:
-        yield rate_text(stage.rate)
-    if stage is not None and stage.room and not stage.holds_calls:
-        yield f"holds {stage.held} of {stage.room}"
-    leads_to = _places_it_leads_to(scene.outline, number)
-    if scene.outline.places[number] == WORKERS and leads_to:
-        yield f"{sum(worker.ready for worker in scene.workers if not worker.is_dispatcher)} ready"
-    for stage in scene.stages:
-        if stage.where in leads_to and stage.seconds and _stands_for_others(stage):
-            yield f"waited for {percent_text(stage.share)}"
-
-
-def _places_it_leads_to(outline: Outline, number: int) -> set[str]:
-    """Return the other places at which a pipe's items are read."""
-    readers = [at for at, sources in enumerate(outline.reads) if number in sources]
-    places = {outline.places[reader] for reader in readers} or {LOADER}
-    return places - {outline.places[number]}
-
-
-def _stands_for_others(stage: StageStats) -> bool:
-    """Whether a stage only waits for what other processes make."""
-    return stage.number is None and stage.name.startswith(("FromDispatcher", "FromWorkers"))
-
-
-def rollouts_of(scene: Scene, beside: Mapping[int, str] | None = None) -> str:
-    """Return the rollouts as the rows of a table; nothing where there are none.
-
-    ``beside`` has what else stands in the row of a rollout, by its number.
-    """
-    heads = ["rollout", "calls in flight", "the oldest", "ready", "not settled", "lag: trained"]
-    heads += ["called again", "waits for"]
-    rows = (
-        _rollout(rollout, (beside or {}).get(number, ""))
-        for number, rollout in enumerate(scene.rollouts)
-    )
-    lines = [*_head("rollouts", "Rollouts", heads), "<tbody>", *rows, "</tbody>", "</table></div>"]
-    return "\n".join(lines) if scene.rollouts else ""
-
-
-def _rollout(rollout: RolloutStats, beside: str) -> str:
-    most = "" if rollout.capacity is None else f" of {rollout.capacity:,}"
-    waiting = rollout.waiting + rollout.resting
-    lags = (f"{lag}: {count:,}" for lag, count in sorted(rollout.lags.items()))
-    again = {"put back": rollout.again, "failed": rollout.failed, "too old": rollout.stale}
-    oldest = "-" if rollout.oldest is None else "prompt {:,}, {:.1f} s".format(*rollout.oldest)
-    return _row(
-        escape(rollout.name),
-        f"{beside}{rollout.in_flight:,}{f', {waiting:,} wait' if waiting else ''}",
-        oldest,
-        f"{rollout.finished:,}",
-        f"{rollout.unsettled:,}{most}",
-        ", ".join(lags) or "-",
-        ", ".join(f"{count:,} {why}" for why, count in again.items() if count) or "-",
-        escape(rollout.waits_for) or "-",
-    )
-
-
-def _head(kind: str, name: str, heads: Iterable[str]) -> Iterator[str]:
-    """Yield the beginning of a table."""
-    yield f'<div class="scroll" tabindex="0" role="group" aria-label="{name}">'
-    yield f'<table class="{kind}"><thead><tr>'
-    yield from (f'<th scope="col">{head}</th>' for head in heads)
-    yield "</tr></thead>"
-
-
-def _row(first: str, *rest: str) -> str:
-    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
-
-
-def processes_of(scene: Scene, beside: Mapping[str, str] | None = None) -> str:
-    """Return the processes as the rows of a table; nothing where there are none.
-
-    ``beside`` has what else stands in the row of a process, by its name.
-    """
-    return "\n".join(_table(scene, beside or {})) if scene.workers else ""
-
-
-def _table(scene: Scene, beside: Mapping[str, str]) -> Iterator[str]:
-    heads = ["process", "pid", "items/s", "its time", "ready", "shared memory", "restarts"]
-    yield from _head("processes", "Processes", heads)
-    nodes: dict[str, list[WorkerStats]] = {}
-    for worker in scene.workers:
-        nodes.setdefault(worker.node, []).append(worker)
-    for node, workers in sorted(nodes.items()):
-        yield "<tbody>"
-        if node:
-            yield _node(node, workers, len(heads))
-        yield from (_process(worker, beside.get(worker.name, "")) for worker in workers)
-        yield "</tbody>"
-    yield "</table></div>"
-    yield (
-        '<p class="key"><span class="works"></span> works <span class="sends"></span> sends'
-        ' <span class="waits"></span> waits: its prefetch is full</p>'
-    )
-
-
-def _node(name: str, workers: Sequence[WorkerStats], columns: int) -> str:
-    """Return the row above the processes of one node of a cluster."""
-    makers = [worker for worker in workers if not worker.is_dispatcher]
-    rate = rate_text(sum(worker.rate for worker in makers))
-    count = f"{len(makers)} worker{'' if len(makers) == 1 else 's'}"
+def _stage_row(stage: StageStats) -> tuple[str, ...]:
     return (
-        f'<tr class="node"><th scope="rowgroup" colspan="{columns}">node {escape(name)}'
-        f"<small> {count} · {rate}</small></th></tr>"
+        stage.name,
+        stage.where,
+        "?" if stage.items is None else f"{stage.items:,}",
+        "" if stage.rate is None else rate_text(stage.rate),
+        str(stage.errors or ""),
+        f"{stage.seconds:.2f} s" if stage.seconds else "",
+        percent_text(stage.share) if stage.seconds else "",
+        f"{stage.held} of {stage.room}" if stage.room else "",
     )
 
 
-def _process(worker: WorkerStats, beside: str) -> str:
-    shared = (
-        f"{bytes_text(worker.shared_used)} of {bytes_text(worker.shared_bytes)}"
-        if worker.shared_bytes
-        else "-"
-    )
-    return _row(
-        escape(worker.name),
+_PROCESS_HEADER = (
+    *("process", "pid", "items", "rate", "works", "sends", "waits", "ready", "shared", "restarts"),
+)
+
+
+def process_table(workers: Sequence[WorkerStats]) -> Iterator[str]:
+    """Yield a line for each process, below those of a header."""
+    rows = [_PROCESS_HEADER, *map(_process_row, workers)]
+    if any(worker.node for worker in workers):
+        nodes = ["node", *(worker.node for worker in workers)]
+        rows = [(name, node, *rest) for node, (name, *rest) in zip(nodes, rows, strict=True)]
+        # Those of one node stand together.
+        rows[1:] = sorted(rows[1:], key=itemgetter(1))
+    return _aligned(rows)
+
+
+def _process_row(worker: WorkerStats) -> tuple[str, ...]:
+    used, shared = bytes_text(worker.shared_used), bytes_text(worker.shared_bytes)
+    return (
+        worker.name,
         str(worker.pid),
-        f"{beside}{rate_text(worker.rate)}",
-        _bar(worker),
+        f"{worker.items:,}",
+        rate_text(worker.rate),
+        *map(percent_text, _times(worker).values()),
         f"{worker.ready:,}",
-        shared,
-        str(worker.restarts or "-"),
+        f"{used} of {shared}" if worker.shared_bytes else "",
+        str(worker.restarts or ""),
     )
 
 
-def _bar(worker: WorkerStats) -> str:
-    """Return how a process spent its time, as a bar of three parts."""
+def _times(worker: WorkerStats) -> dict[str, float]:
+    """Return on what a process spent its time, as parts of it."""
     total = (worker.working + worker.waiting) or 1.0
-    parts = {
+    return {
         "works": (worker.working - worker.handing) / total,
         "sends": worker.handing / total,
         "waits": worker.waiting / total,
     }
-    said = ", ".join(f"{kind} {percent_text(part)}" for kind, part in parts.items())
-    bar = f'<svg class="bar" role="img" aria-label="{said}">{_stretches(parts.items())}</svg>'
-    return f"{bar} works {percent_text(parts['works'])}"
 
 
-def _stretches(parts: Iterable[tuple[str, float]]) -> str:
-    drawn, begin = [], 0.0
-    for kind, part in parts:
-        drawn.append(
-            f'<rect class="{kind}" x="{100 * begin:.1f}%" width="{100 * max(0.0, part):.1f}%"'
-            ' height="100%"/>'
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the rows as text: names left-aligned, numbers right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [text.rjust(width) for text, width in zip(row, widths, strict=True)]
+        cells[:2] = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
+        yield "  ".join(cells).rstrip()
+
+
+def in_notebook(
+    headline: str,
+    verdict: Verdict,
+    nodes: Sequence[Node],
+    rollouts: Sequence[RolloutStats],
+    workers: Sequence[WorkerStats],
+) -> str:
+    """Return all parts, with the style that they need."""
+    # Few draw pictures, and every process imports this.
+    from asyncloader.graph.svg import styled
+
+    parts = (
+        *(verdict_of(verdict), graph_of(nodes, verdict)),
+        *(rollouts_of(rollouts), processes_of(workers)),
+    )
+    return styled("\n".join([f'<p class="headline">{escape(headline)}</p>', *parts]))
+
+
+def verdict_of(verdict: Verdict) -> str:
+    """Return who is the bottleneck, in few words and in a sentence."""
+    kind, title = "plain", ""
+    if verdict.is_fine:
+        kind, title = "fine", "<strong>Your loop sets the pace.</strong> "
+    elif verdict.stage is not None:
+        kind, title = "blames", f"<strong>Bottleneck: {escape(verdict.stage.name)}</strong> "
+    text = escape(verdict.text[:1].upper() + verdict.text[1:])
+    return f'<p class="verdict {kind}">{title}{text}.</p>'
+
+
+def graph_of(nodes: Sequence[Node], verdict: Verdict) -> str:
+    """Return the drawing of the graph."""
+    from asyncloader.graph.svg import picture
+
+    if not nodes:
+        return '<p class="empty">The loader has no graph yet.</p>'
+    return _scrolled("The graph", picture(nodes, f"The graph. {verdict.text}"))
+
+
+_ROLLOUT_HEADER = (
+    *("rollout", "calls in flight", "the oldest", "ready", "not settled", "lag: trained"),
+    *("called again", "waits for"),
+)
+
+
+def rollouts_of(
+    rollouts: Sequence[RolloutStats], beside: Mapping[int, str] = MappingProxyType({})
+) -> str:
+    """Return the rollouts as the rows of a table; nothing where there are none.
+
+    ``beside`` has what stands beside the calls of a rollout, by its number.
+    """
+    if not rollouts:
+        return ""
+    rows = "".join(
+        _rollout_row(rollout, beside.get(number, "")) for number, rollout in enumerate(rollouts)
+    )
+    heads = "".join(f'<th scope="col">{head}</th>' for head in _ROLLOUT_HEADER)
+    table = (
+        f'<table class="rollouts"><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>'
+    )
+    return _scrolled("Rollouts", table)
+
+
+def _rollout_row(rollout: RolloutStats, beside: str) -> str:
+    most = "" if rollout.capacity is None else f" of {rollout.capacity:,}"
+    waiting = rollout.waiting + rollout.resting
+    lags = (f"{lag}: {count:,}" for lag, count in sorted(rollout.lags.items()))
+    again = {"put back": rollout.again, "failed": rollout.failed, "too old": rollout.stale}
+    oldest = rollout.oldest
+    return _html_row(
+        escape(rollout.name),
+        f"{beside}{rollout.in_flight:,}{f', {waiting:,} wait' if waiting else ''}",
+        "" if oldest is None else f"prompt {oldest[0]:,}, {oldest[1]:.1f} s",
+        f"{rollout.finished:,}",
+        f"{rollout.unsettled:,}{most}",
+        ", ".join(lags),
+        ", ".join(f"{count:,} {why}" for why, count in again.items() if count),
+        escape(rollout.waits_for),
+    )
+
+
+def processes_of(
+    workers: Sequence[WorkerStats], beside: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return the processes as the rows of a table; nothing where there are none.
+
+    ``beside`` has what stands beside the rate of a process, by its name.
+    """
+    if not workers:
+        return ""
+    heads = "".join(f'<th scope="col">{head}</th>' for head in _PROCESS_HEADER)
+    nodes: dict[str, list[WorkerStats]] = {}
+    for worker in workers:
+        nodes.setdefault(worker.node, []).append(worker)
+    bodies = "\n".join(_body(node, those, beside) for node, those in sorted(nodes.items()))
+    table = f'<table class="processes"><thead><tr>{heads}</tr></thead>\n{bodies}</table>'
+    key = (
+        '<p class="key"><span class="works"></span> works <span class="sends"></span> sends'
+        ' <span class="waits"></span> waits: its prefetch is full</p>'
+    )
+    return f"{_scrolled('Processes', table)}\n{key}"
+
+
+def _scrolled(label: str, html: str) -> str:
+    """Return what may be wider than the page."""
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">{html}</div>'
+
+
+def _body(node: str, workers: Sequence[WorkerStats], beside: Mapping[str, str]) -> str:
+    """Return the rows of the processes of one node of a cluster, or of this machine."""
+    rows = [_row(worker, beside.get(worker.name, "")) for worker in workers]
+    if node:
+        makers = [worker for worker in workers if not worker.is_dispatcher]
+        rate = rate_text(sum(worker.rate for worker in makers))
+        count = f"{len(makers)} worker{'' if len(makers) == 1 else 's'}"
+        rows.insert(
+            0,
+            f'<tr class="node"><th scope="rowgroup" colspan="{len(_PROCESS_HEADER)}">'
+            f"node {escape(node)}<small> {count} · {rate}</small></th></tr>",
         )
+    return f"<tbody>{''.join(rows)}</tbody>"
+
+
+def _row(worker: WorkerStats, beside: str) -> str:
+    cells = dict(zip(_PROCESS_HEADER, map(escape, _process_row(worker)), strict=True))
+    cells["rate"] = f"{beside}{cells['rate']}"
+    cells["works"] = f"{_bar(_times(worker))} {cells['works']}"
+    return _html_row(*cells.values())
+
+
+def _html_row(name: str, *others: str) -> str:
+    return f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+
+
+def _bar(parts: Mapping[str, float]) -> str:
+    """Return parts of a whole as a bar."""
+    said = ", ".join(f"{kind} {percent_text(part)}" for kind, part in parts.items())
+    drawn, begin = "", 0.0
+    for kind, part in parts.items():
+        size = f'x="{100 * begin:.1f}%" width="{100 * max(0.0, part):.1f}%" height="100%"'
+        drawn += f'<rect class="{kind}" {size}/>'
         begin += part
-    return "".join(drawn)
+    return f'<svg class="bar" role="img" aria-label="{said}">{drawn}</svg>'

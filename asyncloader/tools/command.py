@@ -27,10 +27,11 @@ from typing import Any, Literal, TextIO, get_args
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.errors import LoaderError
-from asyncloader.graph.cut import Place
-from asyncloader.graph.draw import Labels, to_mermaid, to_svg, to_text
+from asyncloader.graph.cut import Place, places_of
+from asyncloader.graph.draw import to_mermaid, to_svg, to_text
 from asyncloader.graph.edit import copy_graph
-from asyncloader.graph.refusals import cut_or_nothing, every_refusal
+from asyncloader.graph.outline import Labels
+from asyncloader.graph.refusals import every_refusal
 from asyncloader.graph.walk import Graph
 from asyncloader.loader.dataloader2 import DataLoader2, iter_pipe
 from asyncloader.services.ray import RayReadingService
@@ -282,18 +283,12 @@ def drawing(target: Target, form: Format, workers: int) -> str:
 
 def places(target: Target, workers: int) -> Labels:
     """Return where each pipe of the graph runs, in words; nothing where it cannot be divided."""
-    cut = cut_or_nothing(target.graph)
     words: dict[Place, str] = {
         "loader": "loader",
         "dispatcher": "dispatching process",
         "workers": f"each of {workers} workers" if workers > 1 else "worker",
     }
-    if workers == 0:
-        return [(pipe, words["loader"]) for pipe, _ in cut.places]
-    if not cut.is_dealt:
-        # There are no workers to dispatch to.
-        words["dispatcher"] = words["loader"]
-    return [(pipe, words[place]) for pipe, place in cut.places]
+    return [(pipe, words[place]) for pipe, place in places_of(Graph(target.graph), workers)]
 
 
 class TargetError(ValueError):

@@ -44,11 +44,13 @@ class Picture:
         root = ElementTree.fromstring(text.encode())
         self.width, self.height = float(root.attrib["width"]), float(root.attrib["height"])
         groups = [group for group in root.iter(f"{_SVG}g") if "class" in group.attrib]
-        self.pipes = [_rectangle(group) for group in groups if group.attrib["class"] == "pipe"]
-        self.legend = [_rectangle(group) for group in groups if group.attrib["class"] == "label"]
-        paths = [path for path in root.iter(f"{_SVG}path") if path.get("class") == "arrow"]
-        assert all(path.attrib["marker-end"] == "url(#head)" for path in paths)
-        self.arrows = [Line(_along(path.attrib["d"])) for path in paths]
+        self.pipes, self.legend = (
+            [_rectangle(group) for group in groups if group.attrib["class"].split()[0] == kind]
+            for kind in ("box", "label")
+        )
+        self.arrows = [Line(_along(way)) for way in _ways(root, "arrow")]
+        heads = [_along(way.partition(" l")[0])[0] for way in _ways(root, "head")]
+        assert heads == [line.points[-1] for line in self.arrows]
 
     def edges(self) -> list[tuple[str, str]]:
         """Return the names of the boxes at which each arrow begins and ends, in order."""
@@ -63,6 +65,10 @@ class Picture:
             each for each in self.pipes if each.x < x < each.right and getattr(each, edge) == y
         )
         return box.name
+
+
+def _ways(root: ElementTree.Element, kind: str) -> list[str]:
+    return [path.attrib["d"] for path in root.iter(f"{_SVG}path") if path.get("class") == kind]
 
 
 def _rectangle(group: ElementTree.Element) -> Rectangle:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.graph import cut_graph, to_dot, to_mermaid, to_text
+from asyncloader.graph.cut import places_of
+from asyncloader.graph.outline import nodes_of
+from asyncloader.graph.walk import Graph
 
 
 def test_a_chain_reads_top_down() -> None:
@@ -91,3 +96,38 @@ def test_a_pipe_with_a_long_name_stays_on_one_line() -> None:
 
 def test_torch_pipes_are_drawn() -> None:
     assert "(str)" in to_text(torch_iter.IterableWrapper([1]).map(str)).splitlines()[1]
+
+
+def test_what_is_drawn_is_plain_data_that_says_who_reads_whom() -> None:
+    left, right = IterableWrapper(range(4)).fork(2)
+    nodes = pickle.loads(pickle.dumps(nodes_of(left.map(str).zip(right))))
+    assert [(node.name, [nodes[source].name for source in node.reads]) for node in nodes] == [
+        ("zip()", ["map(str)", "fork(2)[1]"]),
+        ("map(str)", ["fork(2)[0]"]),
+        ("fork(2)[1]", ["fork(2)"]),
+        ("fork(2)[0]", ["fork(2)"]),
+        ("fork(2)", ["IterableWrapper()"]),
+        ("IterableWrapper()", []),
+    ]
+    assert {node.label for node in nodes} == {""}
+
+
+def test_what_is_drawn_says_what_runs_where() -> None:
+    graph = Graph(IterableWrapper(range(4)).sharding_filter().map(str).pin_memory())
+    assert labels(graph, 2) == ["loader", "workers", "workers", "workers"]
+    assert labels(graph, 0) == ["loader"] * 4
+
+
+def labels(graph: Graph, workers: int) -> list[str]:
+    return [node.label for node in nodes_of(graph, places_of(graph, workers))]
+
+
+class Unnamed(IterDataPipe[int]):
+    """Fails when it is to say what it is."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no name")
+
+
+def test_a_pipe_that_cannot_say_its_name_is_drawn() -> None:
+    assert to_text(Unnamed().map(str)).splitlines() == ["Unnamed()", "map(str)"]

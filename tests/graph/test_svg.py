@@ -10,7 +10,7 @@ from hypothesis import given
 
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.graph import breadth_first, cut_graph, edges_of, to_svg
-from asyncloader.graph.draw import shown_name
+from asyncloader.graph.outline import shown_name
 from asyncloader.graph.svg import cells, shortened
 from tests.graph.pictures import Picture, Rectangle
 from tests.graph.test_random_graphs import every_time, graphs

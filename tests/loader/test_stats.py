@@ -25,7 +25,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.running.watch import watching
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.graph.outline import Outline
+from asyncloader.graph.outline import Node
 from asyncloader.loader.stats import LoaderStats, Metric, StageStats
 from asyncloader.workers.worker_stats import WorkerStats
 from tests.cpu_time import share_of_a_core
@@ -845,11 +845,11 @@ def test_the_bottleneck_is_the_pipe_that_the_verdict_blames():
 
 
 def test_a_picture_shows_who_waits_for_the_dispatching_process():
-    outline = Outline(("map(str)", "dispatch()"), ((1,), ()), places=("workers", "dispatcher"))
+    outline = (Node("map(str)", (1,), "workers"), Node("dispatch()", (), "dispatcher"))
     stages = (replace(DECODE, number=0), replace(SOURCE, number=1, where="dispatcher"), DEALT)
     told = LoaderStats(1, 100, 0, 10.0, 9.0, stages, (worker(9, ready=7), DEALER), outline=outline)
-    labels = re.findall(r'<text class="rate".*?>(.*?)</text>', told._repr_html_())
-    assert labels == ["10/s · 7 ready", "waited for 70 %"]
+    labels = re.findall(r'<text class="beside".*?>(.*?)</text>', told._repr_html_())
+    assert labels == ["waited for 70 %", "10/s · 7 ready"]
 
 
 def test_a_notebook_shows_a_loader_and_its_stats():
@@ -860,8 +860,9 @@ def test_a_notebook_shows_a_loader_and_its_stats():
         stats = loader.stats()
         html = stats._repr_html_()
     assert re.findall(r'<th scope="row">(.*?)</th>', html) == ["worker 0", "worker 1"]
-    assert html.count('<g class="box workers') == 1 + len(stats.outline.names)
-    assert 'class="box consumer' in html
+    assert [node.label for node in stats.outline] == ["workers"] * 4
+    assert html.count('<g class="box green') == 4
+    assert ">your loop</text>" in html
     assert " ready</text>" in html
     assert "prefers-color-scheme: dark" in html
     assert 'style="' not in html

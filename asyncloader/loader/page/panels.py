@@ -18,8 +18,8 @@ from typing import Protocol
 from asyncloader.loader.long_waits import Wait
 from asyncloader.loader.page.history import MINUTE_SECONDS, History
 from asyncloader.loader.stage_stats import percent_text, rate_text
-from asyncloader.loader.stats import LoaderStats
-from asyncloader.loader.stats_picture import Scene, graph_of, processes_of, rollouts_of, verdict_of
+from asyncloader.loader.stats import LoaderStats, drawn, headline_of, judge, waited_share
+from asyncloader.loader.stats_picture import graph_of, processes_of, rollouts_of, verdict_of
 
 logger = logging.getLogger("asyncloader")
 
@@ -129,51 +129,49 @@ class Shown:
 def panel_of(key: str, title: str, history: History) -> Panel:
     """Return how a loader is doing, as its last minute says."""
     recent = history.recent()
-    scene = recent.scene()
-    state = "" if history.is_running() or not scene.is_begun else " (no epoch runs now)"
-    summary = rate_text(scene.rate) if scene.is_begun else "not begun"
-    if scene.bottleneck is not None:
-        summary += f", bottleneck {scene.bottleneck.name}"
+    verdict = judge(recent)
+    state = "" if history.is_running() or not recent.epochs else " (no epoch runs now)"
+    summary = rate_text(recent.rate) if recent.epochs else "not begun"
+    if verdict.stage is not None:
+        summary += f", bottleneck {verdict.stage.name}"
     rates = _spark_text(value for _, value in history.points(_rate))
     return Panel(
         key=key,
         title=title,
         summary=summary + state,
-        html=_html(key, title, scene, state, "".join(_plots(recent, history)), history),
-        text=f"{title}  {rates}\n{recent!r}\n\n{scene.verdict}{state}",
+        html="\n".join(_html(key, title, recent, state, history)),
+        text=f"{title}  {rates}\n{recent!r}\n\n{verdict.text}{state}",
         waits="\n".join(f"{title}: {wait}" for wait in recent.waits),
     )
 
 
-def _html(key: str, title: str, scene: Scene, state: str, plots: str, history: History) -> str:
-    beside = {
-        worker.name: spark(history.points(_rate_of(worker.name)), "", "small")
-        for worker in scene.workers
-    }
+def _html(key: str, title: str, recent: LoaderStats, state: str, history: History) -> Iterator[str]:
+    verdict = judge(recent)
+    yield f'<h2 id="{key}-title">{escape(title)}</h2>'
+    # The verdict says the same of a loader that nobody has iterated.
+    if recent.epochs:
+        yield f'<p class="headline">{escape(headline_of(recent))}{state}</p>'
+    yield verdict_of(verdict)
+    for wait in recent.waits:
+        yield f'<pre class="wait" role="status">{escape(str(wait))}</pre>'
+    yield f'<div class="plots">{"".join(_plots(recent, history))}</div>'
+    yield graph_of(drawn(recent), verdict)
     calls = {
         number: spark(history.points(_in_flight(number)), "", "small")
-        for number in range(len(scene.rollouts))
+        for number in range(len(recent.rollouts))
     }
-    # The verdict says the same of a loader that nobody has iterated.
-    headline = escape(f"{scene.headline}{state}")
-    told = f'<p class="headline">{headline}</p>' if scene.is_begun else ""
-    return (
-        f'<h2 id="{key}-title">{escape(title)}</h2>\n{told}\n'
-        f'{verdict_of(scene)}\n{_waits_of(history)}<div class="plots">{plots}</div>\n'
-        f"{graph_of(scene)}\n{rollouts_of(scene, calls)}<div>{processes_of(scene, beside)}</div>"
-    )
-
-
-def _waits_of(history: History) -> str:
-    """Return what the consumer has waited for, for a minute or more."""
-    texts = (escape(str(wait)) for wait in history.recent().waits)
-    return "".join(f'<pre class="waits" role="status">{text}</pre>\n' for text in texts)
+    yield rollouts_of(recent.rollouts, calls)
+    beside = {
+        worker.name: spark(history.points(_rate_of(worker.name)), "", "small")
+        for worker in recent.workers
+    }
+    yield f"<div>{processes_of(recent.workers, beside)}</div>"
 
 
 def _plots(recent: LoaderStats, history: History) -> Iterator[str]:
     yield _plot("items a second", rate_text(recent.rate), history.points(_rate))
-    waited, busy = percent_text(_waited(recent)), percent_text(_busy(recent))
-    yield _plot("your loop waits", waited, history.points(_waited), 1.0)
+    waited, busy = percent_text(waited_share(recent)), percent_text(_busy(recent))
+    yield _plot("your loop waits", waited, history.points(waited_share), 1.0)
     if recent.workers:
         yield _plot("workers work", busy, history.points(_busy), 1.0)
 
@@ -232,10 +230,6 @@ def _spark_text(values: Iterable[float]) -> str:
 
 def _rate(stats: LoaderStats) -> float:
     return stats.rate
-
-
-def _waited(stats: LoaderStats) -> float:
-    return stats.waited / stats.seconds if stats.seconds else 0.0
 
 
 def _busy(stats: LoaderStats) -> float:

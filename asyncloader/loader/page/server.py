@@ -28,7 +28,7 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from asyncloader.graph.figure import style
+from asyncloader.graph.svg import style
 from asyncloader.loader.page.panels import Panel, Panels
 from asyncloader.runtime import LoopThread, descriptors_for, in_thread
 from asyncloader.system import in_forked_child
@@ -269,7 +269,7 @@ class _View:
         )
         routes = [
             Route("/", static(page, "text/html")),
-            Route("/figure.css", static(style(), "text/css")),
+            Route("/style.css", static(style(), "text/css")),
             Route("/page.css", static(sheet, "text/css")),
             Route("/page.js", static(script, "text/javascript")),
             Route("/events", self._events),

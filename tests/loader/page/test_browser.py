@@ -61,16 +61,16 @@ async def test_a_person_sees_how_a_loader_is_doing(width, is_dark):
 async def has_the_parts_of_a_picture(tab: Tab) -> None:
     assert await tab.value(SECTIONS) == ["training", "validation"]
     assert await tab.value("document.querySelectorAll('section .verdict').length") == 2
-    await tab.until("document.querySelector('section .graph .bottleneck, section .verdict.plain')")
+    await tab.until("document.querySelector('section .graph .blames, section .verdict.plain')")
     names = "[...document.querySelectorAll('section .graph .name')].map((each) => each.textContent)"
     assert "map(decode)" in await tab.value(names)
     assert "your loop" in await tab.value(names)
     places = "[...document.querySelectorAll('section .legend')].map((each) => each.textContent)"
-    assert (await tab.value(places))[:2] == ["worker processes", "this process"]
+    assert (await tab.value(places))[:2] == ["workers", "loader"]
     workers = "[...document.querySelectorAll('tbody th')].map((each) => each.textContent)"
     await tab.until(f"{workers}.length == 2")
     assert await tab.value(workers) == ["worker 0", "worker 1"]
-    await tab.until("document.querySelector('section .graph .rate').textContent.includes('/s')")
+    await tab.until("document.querySelector('section .graph .beside').textContent.includes('/s')")
     unlabelled = "[...document.querySelectorAll('svg:not([aria-label]):not([aria-hidden])')].length"
     assert await tab.value(unlabelled) == 0
 

@@ -32,7 +32,7 @@ def test_a_panel_says_how_a_loader_is_doing():
     assert after.title == "training"
     assert after.text.startswith("training  ")
     assert "epoch 1: 100 items" in after.html
-    assert '<g class="box loader' in after.html
+    assert '<g class="box blue' in after.html
     assert "style=" not in after.html
 
 
@@ -115,7 +115,7 @@ def test_workers_are_rows_with_plots():
     rows = re.findall(r'<th scope="row">(.*?)</th>', panel.html)
     assert rows == ["worker 0", "worker 1"] == re.findall(r'<th scope="row">(.*?)</th>', html)
     assert panel.html.count('class="spark small"') == 2
-    assert '<g class="box workers' in panel.html
+    assert '<g class="box green' in panel.html
     assert " ready</text>" in html
     assert "prefers-color-scheme: dark" in html
 
@@ -137,8 +137,7 @@ def test_processes_stand_under_the_nodes_on_which_they_run():
             items=9, name="the dispatching process", node="10.0.0.1 (a)", is_dispatcher=True
         ),
     ]
-    scene = LoaderStats(1, 70, workers=tuple(workers)).scene()
-    rows = re.findall(r"<tr.*?</tr>", processes_of(scene), re.DOTALL)[1:]
+    rows = re.findall(r"<tr.*?</tr>", processes_of(workers), re.DOTALL)[1:]
     heads = [re.sub(r"<[^>]*>", "", row.partition("</th>")[0]) for row in rows]
     assert heads == [
         "node 10.0.0.1 (a) 1 worker · 20/s",
@@ -148,8 +147,7 @@ def test_processes_stand_under_the_nodes_on_which_they_run():
         "worker 0",
         "worker 2",
     ]
-    alone = LoaderStats(1, 70, workers=(WorkerStats(name="worker 0"),)).scene()
-    assert "node" not in processes_of(alone)
+    assert "node" not in processes_of([WorkerStats(name="worker 0")])
 
 
 def test_a_wait_of_a_minute_is_shown():

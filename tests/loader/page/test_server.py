@@ -65,7 +65,7 @@ async def status(url: str, method: str = "GET", **request: Any) -> int:
 async def test_the_page_and_all_it_needs_come_from_one_address(loader):
     with loader.watch() as watch:
         async with aiohttp.ClientSession() as session:
-            for name in ("", "page.js", "page.css", "figure.css"):
+            for name in ("", "page.js", "page.css", "style.css"):
                 async with session.get(watch.url + name) as answer:
                     assert answer.status == 200
                     text = await answer.text()
