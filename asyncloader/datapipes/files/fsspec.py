@@ -15,20 +15,17 @@ from typing import Any
 
 from asyncloader.arguments import checked_mapping
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.call import calling, is_async
 from asyncloader.datapipes.files.local import (
+    Saver,
     any_match,
     as_bytes,
     as_roots,
-    checked_filepath,
     checked_masks,
-    checked_write_mode,
     in_order,
-    path_for,
     temporary_beside,
     write,
 )
-from asyncloader.datapipes.files.streams import OpenedText, PathName, pair_in, path_in
+from asyncloader.datapipes.files.streams import OpenedText, PathName, path_in
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Expander, after
 from asyncloader.datapipes.running.bridge import loop_calls
@@ -151,7 +148,7 @@ _OF_TEXT = {"encoding", "errors", "newline"}
 
 
 @functional_datapipe("save_by_fsspec")
-class FSSpecSaver(OneToOne, IterDataPipe[str]):
+class FSSpecSaver(Saver):
     """Save the data of pairs ``(path, data)`` by fsspec, and yield each path once it is there.
 
     ``filepath_fn`` makes the path or URL out of the first value of the pair. ``mode``
@@ -173,29 +170,14 @@ class FSSpecSaver(OneToOne, IterDataPipe[str]):
         kwargs_for_open: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.source = iterable_source(source_datapipe)
-        self.mode = checked_write_mode(mode)
-        self.filepath_fn = filepath_fn
+        super().__init__(source_datapipe, mode, filepath_fn)
         self.kwargs_for_open = _settings("kwargs_for_open", kwargs_for_open)
         self.kwargs_for_connection = kwargs
-        self._path_of = checked_filepath(filepath_fn)
 
-    def waits(self) -> bool:
-        return is_async(self._path_of)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def results(self, source: Edge[Any]) -> Iterator[str]:
-        systems = FileSystems(self.kwargs_for_connection)
-        with contextlib.closing(systems), calling(self._path_of) as path_of:
-            for item in source.begin():
-                name, data = pair_in(item, "(path, data)", self)
-                del item
-                url = path_for(name, path_of, self)
-                self._save(systems, url, data)
-                del data
-                yield url
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[Callable[[str, Any], None]]:
+        with contextlib.closing(FileSystems(self.kwargs_for_connection)) as systems:
+            yield functools.partial(self._save, systems)
 
     def _save(self, systems: FileSystems, url: str, data: Any) -> None:
         call, path = systems.at(url)

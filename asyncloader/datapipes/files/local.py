@@ -17,6 +17,7 @@ import shutil
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from asyncloader.arguments import (
@@ -412,9 +413,11 @@ class Saver(OneToOne, IterDataPipe[str]):
         filepath_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         self.source = iterable_source(source_datapipe)
-        self.mode = checked_write_mode(mode)
+        self.mode = _checked_write_mode(mode)
         self.filepath_fn = filepath_fn
-        self._path_of = checked_filepath(filepath_fn)
+        self._path_of = (
+            itself if filepath_fn is None else checked_function("filepath_fn", filepath_fn, takes=1)
+        )
 
     def waits(self) -> bool:
         return is_async(self._path_of)
@@ -423,25 +426,25 @@ class Saver(OneToOne, IterDataPipe[str]):
         return len(self.source)
 
     def results(self, source: Edge[Any]) -> Iterator[str]:
-        with calling(self._path_of) as path_of:
+        with self.saving() as save_at, calling(self._path_of) as path_of:
             for item in source.begin():
                 name, data = pair_in(item, "(path, data)", self)
                 del item
-                path = path_for(name, path_of, self)
-                save(path, data, self.mode)
+                path = _path_for(name, path_of, self)
+                save_at(path, data)
                 del data
                 yield path
 
-
-def checked_filepath(filepath_fn: Any) -> Callable[[Any], Any]:
-    """Return the function that makes paths: the user's, or without one that which changes none."""
-    return itself if filepath_fn is None else checked_function("filepath_fn", filepath_fn, takes=1)
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[Callable[[str, Any], None]]:
+        """Return what saves data at a path, for one pass."""
+        yield partial(save, mode=self.mode)
 
 
 _KINDS = {"": "", "t": "", "b": "b"}
 
 
-def checked_write_mode(mode: str) -> str:
+def _checked_write_mode(mode: str) -> str:
     """Return ``w``, ``wb``, ``a`` or ``ab``; ValueError for what says none of them."""
     way = "a" if isinstance(mode, str) and "a" in mode else "w"
     kind = mode.replace(way, "", 1) if isinstance(mode, str) else None
@@ -450,7 +453,7 @@ def checked_write_mode(mode: str) -> str:
     return way + _KINDS[kind]
 
 
-def path_for(name: Any, path_of: Callable[[Any], Any], pipe: object) -> str:
+def _path_for(name: Any, path_of: Callable[[Any], Any], pipe: object) -> str:
     """Return where to save what has a name, as a user's function says."""
     path = answer_of(pipe, path_of, name)
     if not isinstance(path, str | os.PathLike):
