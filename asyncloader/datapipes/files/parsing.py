@@ -12,7 +12,7 @@ import csv
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from asyncloader.arguments import checked_function, checked_names
 from asyncloader.datapipes.base import functional_datapipe
@@ -41,20 +41,49 @@ _HOOKS = ("object_hook", "object_pairs_hook", "parse_constant", "parse_float", "
 class _CSVReader(TextReader):
     """What the two parsers of CSV share."""
 
+    #: What makes rows of lines.
+    make_reader: ClassVar[Callable[..., Any]]
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        max_line_bytes: float | None = MAX_LINE_BYTES,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **fmtparams: Any,
+    ) -> None:
+        super().__init__(
+            source_datapipe,
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            max_line_bytes=max_line_bytes,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
+        # A TypeError that names the keyword, if there is none such.
+        self.make_reader([], **fmtparams)
+        self.fmtparams = fmtparams
+
     def parts(self, item: Any, skip: int = 0) -> Iterator[Any]:
         path, stream = path_and_stream(item, self)
         try:
             numbered = enumerate(self.lines(stream, path), self.skip_lines + 1)
             lines = LinesOfRow(numbered, path, self.max_line_bytes)
+            reader = self.make_reader(iter(lines), **self.fmtparams)
             returns_path = self.return_path
-            for row in after(self.rows(self.reader(iter(lines)), path, lines), skip):
+            for row in after(self.rows(reader, path, lines), skip):
                 yield (path, row) if returns_path else row
         finally:
             close_stream(stream)
-
-    def reader(self, lines: Iterator[str]) -> Any:
-        """Return what makes rows of lines."""
-        raise NotImplementedError
 
     def rows(self, reader: Any, path: str, lines: LinesOfRow) -> Iterator[Any]:
         """Yield the rows that a reader makes; a csv.Error names the file and the line."""
@@ -106,6 +135,8 @@ class CSVParser(_CSVReader):
     [['a', '1'], ['b', '2']]
     """
 
+    make_reader = csv.reader
+
     def __init__(
         self,
         source_datapipe: Iterable[tuple[str, Any]],
@@ -131,12 +162,9 @@ class CSVParser(_CSVReader):
             max_line_bytes=max_line_bytes,
             on_error=on_error,
             max_errors=max_errors,
+            **fmtparams,
         )
         self.as_tuple = as_tuple
-        self.fmtparams = _checked_format(fmtparams)
-
-    def reader(self, lines: Iterator[str]) -> Any:
-        return csv.reader(lines, **self.fmtparams)
 
     def rows(self, reader: Any, path: str, lines: LinesOfRow) -> Iterator[Any]:
         rows = super().rows(reader, path, lines)
@@ -160,40 +188,7 @@ class CSVDictParser(_CSVReader):
     [{'name': 'a', 'size': '1'}]
     """
 
-    def __init__(
-        self,
-        source_datapipe: Iterable[tuple[str, Any]],
-        *,
-        skip_lines: int = 0,
-        decode: bool = True,
-        encoding: str = "utf-8",
-        errors: str = "ignore",
-        return_path: bool = False,
-        max_line_bytes: float | None = MAX_LINE_BYTES,
-        on_error: OnError = "raise",
-        max_errors: int | None = None,
-        **fmtparams: Any,
-    ) -> None:
-        super().__init__(
-            source_datapipe,
-            skip_lines=skip_lines,
-            decode=decode,
-            encoding=encoding,
-            errors=errors,
-            return_path=return_path,
-            max_line_bytes=max_line_bytes,
-            on_error=on_error,
-            max_errors=max_errors,
-        )
-        self.fmtparams = _checked_format(fmtparams, csv.DictReader)
-
-    def reader(self, lines: Iterator[str]) -> Any:
-        return csv.DictReader(lines, **self.fmtparams)
-
-
-def _checked_format(fmtparams: dict[str, Any], reader: Any = csv.reader) -> dict[str, Any]:
-    reader([], **fmtparams)  # a TypeError that names the keyword, if there is none such
-    return fmtparams
+    make_reader = csv.DictReader
 
 
 @functional_datapipe("parse_json_files")
