@@ -14,8 +14,8 @@ from collections.abc import AsyncIterable, Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-from asyncloader.datapipes.running.cursor_history import CursorHistory, newest, thinned
-from asyncloader.datapipes.running.cursors import Cursors, LastingError, close_items, put_cursor
+from asyncloader.datapipes.running.cursor_history import CursorHistory
+from asyncloader.datapipes.running.cursors import Cursors, LastingError, close_items
 from asyncloader.datapipes.running.exchange import GROUP_SECONDS, Exchange, Waiter
 from asyncloader.datapipes.running.in_flight import HandedOver, current_device
 from asyncloader.datapipes.running.run import Edge
@@ -34,7 +34,6 @@ from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle
 from asyncloader.places.states import EpochStart
-from asyncloader.places.stream_place import Stand
 from asyncloader.runtime import (
     LoopThread,
     begin_task,
@@ -42,15 +41,7 @@ from asyncloader.runtime import (
     not_cancelled,
     running_loop,
 )
-from asyncloader.services.from_workers import FromWorkersPass
-from asyncloader.waiting import (
-    GroupWaiter,
-    LoopWaiter,
-    ThreadWaiter,
-    WaitTimer,
-    call_soon,
-    release,
-)
+from asyncloader.waiting import GroupWaiter, ThreadWaiter, call_soon
 
 _CLOSED = "the epoch was closed before its end"
 
@@ -118,7 +109,7 @@ class LoopEpoch(Epoch):
     The consumer only waits for what has come, so cancelling it cannot hurt a pipe; it is
     woken when there is something to take.
 
-        supervisor task ─ runs ─▶ GraphItems or WorkerItems ─▶ ItemBuffer ─▶ a task, or a thread
+        supervisor task ─ runs ─▶ GraphItems ─▶ ItemBuffer ─▶ a task, or a thread
     """
 
     def __init__(
@@ -141,7 +132,7 @@ class LoopEpoch(Epoch):
         # The GPU that is current in the consumer's thread, where that is not the loop's.
         self._current_device: int | None = None
         #: What the graph yields, once it runs.
-        self._items: GraphItems | WorkerItems | None = None
+        self._items: GraphItems | None = None
         self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -161,6 +152,8 @@ class LoopEpoch(Epoch):
     def change_settings(self) -> None:
         if not self._is_closing:
             self._is_changing = True
+            if self._items is not None:
+                self._items.let_these_be_the_last()
             # The consumer may wait for more than the workers have credits for.
             self._consumer.wake()
 
@@ -262,14 +255,9 @@ class LoopEpoch(Epoch):
         try:
             first = edge.first_cursors()
             begun = edge.astarted() if is_async_pipe(edge.pipe) else None
-            if isinstance(begun, FromWorkersPass):
-                self._items = WorkerItems(begun, self._loop, self._consumer, self._settled)
-            else:
-                if begun is not None:
-                    self._watching.main.begin_later(self._loop)
-                self._items = GraphItems(
-                    edge, begun, first, self._home, self._consumer, self._settled
-                )
+            if begun is not None and not edge.is_made_elsewhere():
+                self._watching.main.begin_later(self._loop)
+            self._items = GraphItems(edge, begun, first, self._home, self._consumer, self._settled)
             # A thread may have woken the consumer before there was anything to look at.
             self._consumer.wake()
             await self._items.run()
@@ -412,6 +400,7 @@ class GraphItems:
         settled: Callable[[], int],
     ) -> None:
         self._begun = begun
+        self._elsewhere = edge if edge.is_made_elsewhere() else None
         self._loop = home.loop
         # What is handed over runs ahead by itself.
         may_give = None if edge.current_device is None else edge.has_room
@@ -430,7 +419,7 @@ class GraphItems:
         if self._giver is not None:
             await self._giver.finish()
         elif self._begun is not None:
-            await give_groups(self._begun, self._exchange, self._loop)
+            await give_groups(self._begun, self._exchange, self._loop, self._elsewhere)
 
     def hand_to(self, buffer: ItemBuffer) -> bool:
         """Hand the items that have come to a buffer, and let more come; False if there are none."""
@@ -441,6 +430,10 @@ class GraphItems:
         self._exchange.take(buffer.incoming)
         return True
 
+    def let_these_be_the_last(self) -> None:
+        """Let no more come than what has come."""
+        self._exchange.let_this_be_the_last()
+
     def drop(self) -> None:
         """Drop the items, now and later: nobody will take them."""
         self._exchange.drop()
@@ -450,171 +443,6 @@ class GraphItems:
         into: Cursors = {}
         self._exchange.put_cursors(into, passed)
         return into
-
-
-#: After this time somebody looks why nothing comes.
-_LATE_SECONDS = 0.05
-
-
-class WorkerItems:
-    """The items of a graph that ends in worker processes, so that none of it runs here.
-
-    When a frame comes, its items are made right then if the consumer has the items before
-    them; otherwise when the consumer comes for them. Only what takes time is left to a task:
-    replacing a worker that died, opening a large pickle, asking what keeps a worker.
-    """
-
-    def __init__(
-        self,
-        begun: FromWorkersPass,
-        loop: asyncio.AbstractEventLoop,
-        consumer: Waiter,
-        settled: Callable[[], int],
-    ) -> None:
-        self.iterator = begun
-        self._settled = settled
-        self._loop = loop
-        self._consumer = consumer
-        # Whether the consumer's task is on this loop, and takes what is there itself.
-        self._is_here = isinstance(consumer, LoopWaiter)
-        #: Items that came, until the consumer takes them.
-        self._come: list[Any] = []
-        self._given = 0
-        self._is_due = False
-        # Whether the consumer has to ask for more, as no news will bring it.
-        self._is_held = False
-        # How many items had been given when the consumer took the latest, and last asked for more:
-        # it asks once for what it took, as the loop may not have come to it yet.
-        self._handed = self._asked = 0
-        self._is_patient = self._is_late = False
-        self._error: BaseException | None = None
-        # What wakes the task that does what takes time.
-        self._patience: asyncio.Future[None] = loop.create_future()
-        self._timer = WaitTimer(loop, _LATE_SECONDS)
-        self._stream = begun.begin(consumer.wake if self._is_here else self._on_news)
-        # Where the workers were after the latest three groups, and how many items had come. Of
-        # the latest two some items may not have passed the consumer. Where the items that need not
-        # come again are fewer, there are older ones.
-        self._stands: list[tuple[int, Stand]] = [(0, begun.stand())]
-        # The cursors of the stand that was asked for last: a state may be taken at every step.
-        self._latest: tuple[Stand | None, Cursors] = None, {}
-
-    async def run(self) -> None:
-        """Do what takes time, until all items have come."""
-        self._take()
-        try:
-            while True:
-                await self._patience
-                if self._error is not None:
-                    raise self._error
-                if self._stream.is_over():
-                    return
-                items = await self.iterator.take(is_late=self._is_late)
-                if not items:
-                    return
-                self._patience = self._loop.create_future()
-                self._is_patient = self._is_late = False
-                self._let_come(items)
-                self._consumer.wake()
-        finally:
-            # The error of an epoch that is closed keeps this frame.
-            items = []
-            self._is_patient = True
-            self._timer.end()
-            self.iterator.end()
-
-    def hand_to(self, buffer: ItemBuffer) -> bool:
-        """Hand the items that have come to a buffer, and let more come; False if there are none."""
-        if self._is_here and not self._come:
-            self._take()
-        if not self._come:
-            # An interrupt may have kept the last taking from it.
-            if self._is_held and self._asked != self._handed:
-                self._ask()
-            return False
-        # Nothing more is given as long as these are here.
-        self._handed = self._given
-        # No call in between: an interrupt finds the items in one place or in the other.
-        buffer.incoming, self._come = self._come, []
-        if self._is_held:
-            self._ask()
-        return True
-
-    def _ask(self) -> None:
-        if not self._is_here:
-            call_soon(self._loop, self._take)
-            self._asked = self._handed
-
-    def drop(self) -> None:
-        """Drop the items, now and later: nobody will take them."""
-        self._is_patient = True
-        self._come = []
-
-    def cursors(self, passed: int) -> Cursors:
-        """Return where the workers were after at most so many items."""
-        stands = self._stands
-        _, stand = stands[newest(stands, passed)]
-        asked_for, cursors = self._latest
-        if asked_for is not stand:
-            cursors = {}
-            put_cursor(self.iterator.pipe, self.iterator.cursor_at(stand), cursors)
-            self._latest = stand, cursors
-        return cursors
-
-    def _on_news(self) -> None:
-        if not self._is_due:
-            # After the other channels that are readable now: one group for all of them.
-            self._is_due = True
-            self._loop.call_soon(self._take)
-
-    def _take(self) -> None:
-        """Take what is there from the workers, if the consumer has what came before."""
-        self._is_due = False
-        # Set before the look, as another thread may take the items at any moment.
-        self._is_held = True
-        if self._come or self._is_patient:
-            return
-        self._is_held = False
-        try:
-            items = self.iterator.take_ready()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's own; ``run`` raises it
-            self._error = error
-            self._be_patient()
-            return
-        if items:
-            self._let_come(items)
-            if not self._is_here:
-                self._consumer.wake()
-        elif self._stream.needs_take():
-            self._be_patient()
-        else:
-            self._timer.begin(self._on_late)
-
-    def _let_come(self, items: list[Any]) -> None:
-        self._given += len(items)
-        stand = self.iterator.stand()
-        first = min(max(len(self._stands) - 2, 0), newest(self._stands, self._settled()))
-        # One assignment: the consumer's thread sees the old list or the new one.
-        self._stands = [*thinned(self._stands[first:]), (self._given, stand)]
-        if stand.dealing is not None:
-            self._stands[0][1].forget_dealing_before()
-        self._is_held = not self._is_here and self._stream.has_to_be_asked()
-        self._come = items
-        if self._is_here:
-            # The consumer begins to wait when it comes and finds nothing.
-            self._timer.end()
-        else:
-            self._timer.begin(self._on_late)
-
-    def _on_late(self) -> None:
-        self._is_held = True
-        if not self._come and not self._is_patient:
-            self._is_late = True
-            self._be_patient()
-
-    def _be_patient(self) -> None:
-        self._is_patient = True
-        release(self._patience)
 
 
 class DirectEpoch(Epoch):

@@ -8,7 +8,7 @@ whose source lives in the loader's process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -39,7 +39,6 @@ from asyncloader.places.stream_place import (
     place_of_shares,
 )
 from asyncloader.runtime import begin_task
-from asyncloader.waiting import do_nothing
 from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.worker_stream import WorkerStream
 
@@ -128,11 +127,7 @@ class FromWorkers(IterDataPipe[Any]):
 
 
 class FromWorkersPass(Pass[Any]):
-    """The one pass over a FromWorkers: what was taken from its stream.
-
-    It is read by ``take_ready`` and, where that finds nothing, ``take``; or by ``groups``,
-    which does the same for pipes that run in the loader's process.
-    """
+    """The one pass over a FromWorkers: what was taken from its stream."""
 
     runs_ahead = True
 
@@ -146,7 +141,7 @@ class FromWorkersPass(Pass[Any]):
         self._before: Stand | None = None
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        self.begin(do_nothing)
+        self.begin()
         self._before = self.stand()
         while items := await self.take():
             for item in items:
@@ -157,47 +152,31 @@ class FromWorkersPass(Pass[Any]):
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they are taken from the workers."""
-        self.begin(do_nothing)
+        self.begin()
         while items := await self.take():
             yield items
             # Keep nothing alive while waiting for more.
             del items
 
-    def begin(self, listener: Callable[[], object]) -> WorkerStream:
-        """Let the workers begin; the listener is called when something came from one."""
+    def begin(self) -> None:
+        """Let the workers begin."""
         pipe: FromWorkers = self.edge.pipe
         stream, pipe.stream = pipe.stream, None
         if stream is None:
             raise pipe.read_twice()
         self._stream = stream
-        stream.listen(listener)
         stream.begin()
-        return stream
 
-    def end(self) -> None:
-        """Call the listener no more."""
+    async def come(self) -> None:
         if self._stream is not None:
-            self._stream.listen(do_nothing)
+            await self._stream.come()
 
-    def take_ready(self) -> list[Any]:
-        """Return the items that are there; raise an error in the place of its item.
-
-        If there are none, ``take`` has to be awaited where the stream ``needs_take``.
-        """
-        stream = self._stream
-        assert stream is not None
-        if self._unwanted:
-            return []
-        items = stream.take_ready()
-        self.taken += len(items)
-        return items
-
-    async def take(self, *, is_late: bool = False) -> list[Any]:
+    async def take(self) -> list[Any]:
         """Wait for the next items; [] at the end."""
         stream = self._stream
         assert stream is not None
         while True:
-            items = await stream.take(is_late=is_late)
+            items = await stream.take()
             self.taken += len(items)
             if self._unwanted >= len(items) > 0:
                 self._unwanted -= len(items)
@@ -298,17 +277,14 @@ class RecordedPass(FromWorkersPass):
             pending=pending,
         )
 
-    def begin(self, listener: Callable[[], object]) -> WorkerStream:
+    def begin(self) -> None:
         stream: WorkerStream | None = self.pipe.stream
         if stream is not None:
             stream.record_in(self.ledger)
-        return super().begin(listener)
+        super().begin()
 
-    def take_ready(self) -> list[Any]:
-        return self._settled(super().take_ready())
-
-    async def take(self, *, is_late: bool = False) -> list[Any]:
-        return self._settled(await super().take(is_late=is_late))
+    async def take(self) -> list[Any]:
+        return self._settled(await super().take())
 
     def _settled(self, items: list[Any]) -> list[Any]:
         """Return the items without their numbers, if they leave the section here."""

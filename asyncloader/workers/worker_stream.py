@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from asyncloader.datapipes.settled import Ledger
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.places.marks import DealStart, Mark
 from asyncloader.places.stream_place import Dealing, Stand, StreamPlace, first_place
-from asyncloader.waiting import LoopWaiter, WaitTimer, do_nothing
+from asyncloader.waiting import LoopWaiter, WaitTimer
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox, Merge, ShareRecord, TakeAsReady, TakeInTurn
 from asyncloader.workers.messages import Grant, Hurry, Instruction
@@ -71,10 +71,7 @@ class Pool(Protocol):
 
 
 class WorkerStream:
-    """The items of one part in one epoch, from all workers.
-
-    ``take_ready`` is the usual way to take items, and ``take`` the way where that finds none.
-    """
+    """The items of one part in one epoch, from all workers."""
 
     def __init__(self, pool: Pool, number: int, epoch: int, settings: PoolSettings) -> None:
         loop = asyncio.get_running_loop()
@@ -82,7 +79,6 @@ class WorkerStream:
         self._number = number
         self._epoch = epoch
         self._waiter = LoopWaiter(loop)
-        self._listener: Callable[[], object] = do_nothing
         self._is_taking = False
         self._settings = settings
         #: Whether it is recorded what becomes of each item; whether a worker sends them in order
@@ -146,15 +142,10 @@ class WorkerStream:
         """Return the name of a pipe without order of which nothing is recorded, or ""."""
         return next((inbox.unrecorded for inbox in self._inboxes if inbox.unrecorded), "")
 
-    def listen(self, listener: Callable[[], object]) -> None:
-        """Call the listener, too, at each news; call this before the first take."""
-        self._listener = listener
-
     def news(self) -> None:
         """Note that something came from a worker, or that one has ended."""
         if self._is_taking:
             self._waiter.wake()
-        self._listener()
 
     @property
     def first_place(self) -> StreamPlace:
@@ -190,67 +181,49 @@ class WorkerStream:
         order = TakeInTurn if self._settings.in_order else TakeAsReady
         self._merge = order(self._inboxes[worker] for worker in self.first_place.turns)
 
-    def take_ready(self) -> list[Any]:
-        """Return the items that are there; raise an error in the place of its item.
-
-        If there are none, and ``needs_take``, there will be none before ``take`` was awaited.
-        """
-        try:
-            items = self._merge.take()
-        except _GONE:
-            return []
-        if not items and not self._settings.credits:
-            self._ask()
-        return items
-
-    def needs_take(self) -> bool:
-        """Whether the stream is over, a worker failed, or what came takes long to open."""
-        return self._merge.is_ready() or self._failure() is not None
-
-    def has_to_be_asked(self) -> bool:
-        """Whether no news will tell of the next item: it is there, or is made on demand."""
-        return not self._settings.credits or self._merge.is_ready()
-
     def holds_much(self) -> bool:
         """Whether items that were taken hold so much of a worker's memory that it may run short."""
         return any(handle.holds_much() for handle in self._pool.handles)
 
-    def is_over(self) -> bool:
-        """Whether everything was taken, and no error is due."""
-        return self._merge.is_over()
-
-    async def take(self, *, is_late: bool = False) -> list[Any]:
-        """Wait for the next items; [] at the end. Raise an error in the place of its item.
-
-        ``is_late`` says that somebody has waited for them for a while.
-        """
-        self.begin()
+    async def come(self) -> None:
+        """Wait until there is something to take; take nothing."""
+        # Without credits the next item is made when it is taken.
+        if not self._settings.credits:
+            return
         self._is_taking = True
         try:
-            return await self._take(is_late=is_late)
+            await self._until_ready()
+        except _GONE:
+            pass  # ``take`` replaces the worker, or raises it
         finally:
             self._is_taking = False
 
-    async def _take(self, *, is_late: bool) -> list[Any]:
+    async def take(self) -> list[Any]:
+        """Wait for the next items; [] at the end. Raise an error in the place of its item."""
+        self.begin()
+        self._is_taking = True
+        try:
+            return await self._take()
+        finally:
+            self._is_taking = False
+
+    async def _take(self) -> list[Any]:
         while True:
             try:
                 items = self._merge.take()
                 if items or self._merge.is_over():
                     return items
-                await self._until_ready(is_late=is_late)
+                await self._until_ready()
                 await self._open_slow()
             except _GONE:
                 # Another stream may have replaced the dead workers meanwhile.
                 if not await self._pool.recover() and self._failure() is not None:
                     raise
 
-    async def _until_ready(self, *, is_late: bool) -> None:
+    async def _until_ready(self) -> None:
         if self._merge.is_ready():
             return
         begun = time.monotonic()
-        if is_late:
-            await self._until_ready_at_last(begun - HURRY_SECONDS)
-            return
         self._is_late = False
         self._wait_timer.begin(self._on_late)
         try:

@@ -20,7 +20,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.running.exchange import Exchange
 from asyncloader.errors import IteratorInvalidated, LoaderClosed, ResourceExhausted
 from asyncloader.loader import engine, epoch
-from asyncloader.loader.epoch import GraphItems, LoopEpoch, SyncEpoch, WorkerItems
+from asyncloader.loader.epoch import GraphItems, LoopEpoch, SyncEpoch
 from asyncloader.loader.iterators import SyncIterator
 from asyncloader.runtime import LoopThread
 from asyncloader.waiting import LoopWaiter, ThreadWaiter
@@ -515,8 +515,6 @@ PARTS = {
         LoopEpoch._take,
         LoopEpoch._end,
         GraphItems.hand_to,
-        WorkerItems.hand_to,
-        WorkerItems._ask,
         Exchange.take,
         LoopWaiter.wake,
         ThreadWaiter.until,

@@ -18,13 +18,13 @@ from asyncloader import (
     InProcessReadingService,
     LoopMismatchError,
     MultiProcessingReadingService,
+    waiting,
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.running.run_place import Home
 from asyncloader.errors import ConcurrentIterationError, ForkedError, LoaderClosed
-from asyncloader.loader import epoch
-from asyncloader.loader.epoch import LoopEpoch, WorkerItems
+from asyncloader.loader.epoch import GraphItems, LoopEpoch
 from asyncloader.transport.code import dumps_code
 from asyncloader.waiting import call_soon
 from tests.collecting import drain, drain_async
@@ -682,7 +682,7 @@ async def test_an_item_that_came_quickly_is_handed_over_while_the_next_takes_lon
 
 def test_a_for_asks_its_loop_for_more_at_most_once_after_each_group_it_took(monkeypatch):
     asked, groups = [], []
-    hand_to = WorkerItems.hand_to
+    hand_to = GraphItems.hand_to
 
     def handed(items, buffer):
         found = hand_to(items, buffer)
@@ -690,11 +690,12 @@ def test_a_for_asks_its_loop_for_more_at_most_once_after_each_group_it_took(monk
         return found
 
     def ask_soon(loop, function, *args):
-        asked.append(function)
+        if threading.current_thread() is threading.main_thread():
+            asked.append(function)
         call_soon(loop, function, *args)
 
-    monkeypatch.setattr(WorkerItems, "hand_to", handed)
-    monkeypatch.setattr(epoch, "call_soon", ask_soon)
+    monkeypatch.setattr(GraphItems, "hand_to", handed)
+    monkeypatch.setattr(waiting, "call_soon", ask_soon)
     graph = IterableWrapper(range(100)).sharding_filter()
     with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
         for _ in range(30):

@@ -13,11 +13,11 @@ import pytest
 
 from asyncloader import DataLoader2, InProcessReadingService, IterDataPipe
 
-COUNT = 200
+COUNT = 300
 
-#: An epoch has a group of 64 items ready for its consumer at most, and each pipe a few on their
+#: An epoch has a group of 64 items ready for its consumer at most, and each pipe one more on their
 #: way, however much it may hold. How many a quick loop gets ready in a group's time differs.
-FEW = 100
+FEW = 200
 #: What is called in threads is handed out by itself, in a for.
 FEW_IN_THREADS = 20
 LONG = 30.0

@@ -77,7 +77,7 @@ class Exchange(Generic[T]):
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False
-        self._is_dropped = False
+        self._is_dropped = self._is_last = False
         self._error: LastingError | None = None
 
     def give(self, item: T) -> None:
@@ -118,8 +118,14 @@ class Exchange(Generic[T]):
         self._is_dropped = True
         self._items.clear()
 
+    def let_this_be_the_last(self) -> None:
+        """Let no more be given than what is there: the rest comes from somebody else."""
+        self._is_last = True
+
     def has_room(self) -> bool:
         """Whether the giver may add items."""
+        if self._is_last:
+            return False
         if self._may_give is not None:
             return self._may_give()
         count = len(self._items)

@@ -566,6 +566,11 @@ class Edge(Generic[T]):
         """Whether the items that were yielded hold much memory that others need."""
         return self._pass is not None and self._pass.holds_much()
 
+    async def come(self) -> None:
+        """Wait until there is a next item that was made elsewhere; take none."""
+        if self._pass is not None:
+            await self._pass.come()
+
     # Cursors ----------------------------------------------------------------------------
 
     def put_cursors(self, into: Cursors) -> None:
@@ -735,6 +740,9 @@ class Pass(Generic[T_co]):
     def holds_much(self) -> bool:
         """Whether the items that were yielded hold much memory that others need."""
         return False
+
+    async def come(self) -> None:
+        """Wait until there is a next item that was made elsewhere; take none."""
 
     def fullness(self) -> tuple[int, int]:
         """Return how many items the pass holds or is making, and the limit of that.

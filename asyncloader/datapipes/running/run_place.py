@@ -60,6 +60,9 @@ class Startable(Protocol[T_co]):
     def holds_much(self) -> bool:
         """Whether the items that were yielded hold much memory that others need."""
 
+    async def come(self) -> None:
+        """Wait until there is a next item that was made elsewhere; take none."""
+
 
 class Home:
     """Where one pass over a graph runs: a loop, and the threads and tasks it owns.
@@ -358,8 +361,9 @@ async def give_groups(
 ) -> None:
     """Give all of an async iterable's items from the present task.
 
-    ``elsewhere`` is the edge whose items these are, if other processes make them: then asking for
-    the next one may be delayed, as it is made anyway.
+    ``elsewhere`` is the edge whose items these are, if other processes make them. They make the
+    next one anyway: so it is waited for first, and then for room, which there mostly is by then
+    without a wake-up of this task.
     """
     waiter = LoopWaiter(loop)
     exchange.giver = waiter
@@ -368,14 +372,15 @@ async def give_groups(
         async for group in groups:
             exchange.give_group(group)
             del group
-            if elsewhere is not None:
-                # Other processes already make the next item, so let the taker of this run first.
+            if elsewhere is not None and isinstance(exchange.taker, ThreadWaiter):
+                # A thread that takes can go on once this one has nothing to do.
                 await asyncio.sleep(0)
             exchange.note_cursors()
-            if elsewhere is not None and elsewhere.holds_much():
-                await waiter.until(lambda: not exchange.has_items())
-            else:
-                await waiter.until(exchange.has_room)
+            if elsewhere is not None:
+                if elsewhere.holds_much():
+                    await waiter.until(lambda: not exchange.has_items())
+                await elsewhere.come()
+            await waiter.until(exchange.has_room)
     finally:
         # A task that is collected after its loop was closed cannot await.
         if running_loop() is loop:
