@@ -115,6 +115,8 @@ class Lifecycle:
         # Loops of several threads may want to start the service.
         self._starting = CrossLoopLock()
         self._epoch_open = False
+        # An epoch that was left is ended by one loop, and another may want to begin the next.
+        self._ending = CrossLoopLock()
         #: What starts the service or begins an epoch at the moment, and since when; None if nobody.
         self.begins: Beginning | None = None
 
@@ -223,8 +225,9 @@ class Lifecycle:
 
     def is_ready(self) -> bool:
         """Whether an epoch can begin, and nothing has to be done before."""
-        is_between = self.is_started and not self._epoch_open and not self.is_closed
-        return is_between and self._service.adjustable() is None
+        is_between = not self._epoch_open and not self._ending.is_held()
+        is_usable = self.is_started and not self.is_closed
+        return is_usable and is_between and self._service.adjustable() is None
 
     async def begin_epoch(self, start: EpochStart) -> Edge[Any]:
         """End the epoch before, begin one, and return the edge to the graph's end."""
@@ -284,10 +287,14 @@ class Lifecycle:
         return True
 
     async def end_epoch(self, tree: RunTree | None = None) -> None:
-        """Tell the service that the epoch is over, if one runs: that of ``tree``, if given."""
-        if self._epoch_open and tree in (None, self._tree):
-            self._epoch_open = False
-            await self._calls.finalize_iteration()
+        """Tell the service that the epoch is over, if one runs: that of ``tree``, if given.
+
+        When this returns the service knows it, whoever told it first.
+        """
+        async with self._ending.held():
+            if self._epoch_open and tree in (None, self._tree):
+                self._epoch_open = False
+                await self._calls.finalize_iteration()
 
     def pause(self) -> None:
         """Let the service, and the pipes in this process, produce nothing for now."""

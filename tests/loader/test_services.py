@@ -104,6 +104,22 @@ async def test_an_abandoned_epoch_is_finalized_once(form):
     ]
 
 
+class EndsSlowly(Recorder):
+    async def finalize_iteration(self):
+        await asyncio.sleep(0.05)
+        await super().finalize_iteration()
+
+
+def test_an_epoch_begins_when_the_service_has_ended_the_one_that_was_left():
+    log = []
+    with DataLoader2(IterableWrapper(range(3)), reading_service=EndsSlowly(log, "")) as loader:
+        for _ in loader:
+            break
+        log.clear()
+        assert list(loader) == [0, 1, 2]
+        assert [each.strip() for each in log] == [EPOCH[-1], *EPOCH]
+
+
 class Comparing(Recorder):
     """Notes what it may compare, as a plain method, and may refuse it."""
 
