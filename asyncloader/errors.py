@@ -78,14 +78,14 @@ class StarvedError(LoaderError):
 
 
 class IteratorInvalidated(LoaderError, RuntimeError):
-    """A newer iterator of the same loader or pipe has replaced this one.
+    """A newer iterator of the same loader or pipe, or a loaded state, has replaced this one.
 
     Cause: ``iter(loader)``, ``aiter(loader)`` or a second ``for`` began a new epoch while the
-    older iterator was still in use. Each loader has one live iterator. The same holds for the
-    shares of one ``random_split``.
+    older iterator was still in use, or ``load_state_dict`` set the loader to another place. Each
+    loader has one live iterator. The same holds for the shares of one ``random_split``.
 
-    What to do: keep using the newest iterator, or make one loader for each reader. Two
-    readers of one pipe can share it by ``fork``.
+    What to do: keep using the newest iterator, take a new one after ``load_state_dict``, or make
+    one loader for each reader. Two readers of one pipe can share it by ``fork``.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper

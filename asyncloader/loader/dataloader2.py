@@ -468,7 +468,7 @@ class DataLoader2(Generic[T_co]):
         """
         if include_datapipe is None:
             include_datapipe = self._state_has_graph
-        if self._loaded is not None and not self._engine.epochs:
+        if self._loaded is not None and self._engine.is_set_back:
             return copy.deepcopy(self._loaded if include_datapipe else without_graph(self._loaded))
         self._check_has_graph()
         (seeds, start), role = self._engine.place(self._buffer), _role(self.reading_service)
@@ -486,21 +486,19 @@ class DataLoader2(Generic[T_co]):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Resume from a state, or a list of the states of all ranks, before the first iteration.
+        """Resume from a state, or a list of the states of all ranks, with the next iteration.
 
-        With as many ranks as before, each rank may load its own state; otherwise every rank
-        loads the list of all of them. The loader's graph has to be the same as in the state,
-        or a SnapshotError says what differs; nothing is unpickled then. A loader that was
-        made with ``datapipe=None`` unpickles the graph in the state, which may run any code:
-        only load states that you trust. A state that is refused leaves the loader as it was.
+        The iterator that runs ends with an IteratorInvalidated, and what was delivered and not
+        acknowledged counts no more. With as many ranks as before, each rank may load its own
+        state; otherwise every rank loads the list of all of them. All ranks load at the same
+        moment. The loader's graph has to be the same as in the state, or a SnapshotError says what
+        differs; nothing is unpickled then. A loader that was made with ``datapipe=None`` unpickles
+        the graph in the state, which may run any code: only load states that you trust. A state
+        that is refused leaves the loader, and its iterator, as they were.
         A service with a state of its own that has started already is finalized at the next
         start, with the first item, and starts again from its state.
         """
-        if self._engine.epochs:
-            raise RuntimeError(
-                "load_state_dict must come before the first iteration; make a new DataLoader2 to"
-                " load a state"
-            )
+        self._engine.check_open()
         own = self.datapipe
         graph = unpickled_graph(state_dict) if own is None else own
         states = self._states if own is not None else LoaderStates(Graph(graph))
@@ -516,7 +514,12 @@ class DataLoader2(Generic[T_co]):
         self._engine.lifecycle.restore_from(service_state)
         if own is None or self._engine.lifecycle.is_outdated:
             self._use_graph(graph)
-        self._engine.begin_with(seeds, start)
+        latest = self._former_iterator()
+        if latest is None or latest.has_begun():
+            self._supersede("a state was loaded, which the next iterator of the loader begins with")
+            self._buffer = self._buffer.renewed()
+        self._engine.begin_with(seeds, start, self._buffer.renewed())
+        self._states.forget_lengths()
         self._loaded = loaded
 
     def stats(self) -> LoaderStats:
@@ -642,19 +645,20 @@ class DataLoader2(Generic[T_co]):
         return self._buffer
 
     def _latest(self, iterator: Latest) -> Latest:
-        if (former := self._former_iterator()) is not None:
-            # A program may begin an epoch before it has seen the end of the one before (Ignite).
-            former.supersede(
-                IteratorInvalidated(
-                    "this iterator has been invalidated: its loader was iterated again, and only"
-                    " the latest iterator of a loader is live"
-                ),
-                self._is_whole,
-            )
+        self._supersede(
+            "its loader was iterated again, and only the latest iterator of a loader is live"
+        )
         self._live_iterator = weakref.ref(iterator)
         if self._engine.refusal is not None:
             iterator.invalidate(self._engine.refusal)
         return iterator
+
+    def _supersede(self, why: str) -> None:
+        """End the latest iterator, by an error if it had not yielded all its items."""
+        if (former := self._former_iterator()) is not None:
+            # A program may begin an epoch before it has seen the end of the one before (Ignite).
+            reason = IteratorInvalidated(f"this iterator has been invalidated: {why}")
+            former.supersede(reason, self._is_whole)
 
     def _is_whole(self, count: int | None) -> bool:
         """Whether so many items are an epoch, as far as the graph knows its length."""

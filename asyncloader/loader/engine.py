@@ -88,6 +88,8 @@ class Engine:
         # The graph that the service returned, and whether it needs a loop.
         self._looked_at: tuple[Any, bool] = None, False
         self.epochs = 0
+        #: Whether a state was loaded, and no epoch has begun since.
+        self.is_set_back = False
         #: What the consumer waits for, if that takes long.
         self.long_waits = LongWaits(self)
         self._pid = os.getpid()
@@ -143,10 +145,18 @@ class Engine:
         else:
             self._is_reseeded = True
 
-    def begin_with(self, seeds: EpochSeeds, start: EpochStart | None) -> None:
-        """Begin with the epoch ``start``, unless that is None; then follow ``seeds``."""
-        self._seeds = seeds
-        self._start = start
+    def begin_with(self, seeds: EpochSeeds, start: EpochStart | None, buffer: ItemBuffer) -> None:
+        """Begin with the epoch ``start``, unless that is None; then follow ``seeds``.
+
+        What ran before is given up, and nothing was taken yet from ``buffer``.
+        """
+        with self.beginning:
+            if self._epoch is not None:
+                self._epoch.abandon()
+            with self._buffer.lock:
+                self._seeds, self._start, self._buffer = seeds, start, buffer
+                self._left_at, self._kept, self._is_reseeded = [], None, False
+                self.is_set_back = True
 
     def place(self, buffer: ItemBuffer) -> tuple[EpochSeeds, EpochStart | None]:
         """Return where a loader would resume from here; the latest iterator has ``buffer``."""
@@ -155,6 +165,7 @@ class Engine:
             is_left = buffer is not self._buffer
             is_over = self._buffer.was_read() if is_left else self._buffer.is_over()
             if self._start is None or (is_over and not self._buffer.unacknowledged):
+                self._seeds = self._seeds.known()
                 return self._seeds, None
             return self._seeds, self._place_after(self._buffer.settled, self._start)
 
@@ -268,11 +279,17 @@ class Engine:
         """Start the service, on the running loop."""
         self._look_out()
         try:
-            await self.lifecycle.start()
+            await self._start_service()
         except BaseException:
             if not self.lifecycle.is_begun:
                 LOOKOUT.forget(self.long_waits)
             raise
+
+    async def _start_service(self) -> None:
+        if self.lifecycle.is_outdated:
+            # It will be finalized first.
+            await self.end_epoch()
+        await self.lifecycle.start()
 
     def _look_out(self) -> None:
         """Let somebody look whether the consumer waits long, unless all is closed."""
@@ -334,14 +351,14 @@ class Engine:
 
     def start_sync(self) -> None:
         """Start the service, from a thread."""
-        self._check_open()
+        self.check_open()
         self._warn_if_blocking("this `with`", "`async with`", stacklevel=4)
         try:
             with self.beginning:
-                self._run_start(self.lifecycle.start)
+                self._run_start(self._start_service)
         except concurrent.futures.CancelledError:
             # Another thread closed the loop meanwhile.
-            self._check_open()
+            self.check_open()
             raise
 
     def prepare_sync(self) -> None:
@@ -397,7 +414,7 @@ class Engine:
                 # Nobody resumes an epoch at its end.
                 self._left_at = []
                 is_over = self._buffer.is_over() and not self._buffer.unacknowledged
-                if not is_over and self._recorded() is None:
+                if not (is_over or self.is_set_back) and self._recorded() is None:
                     before = 0 if self._start is None else self._start.before
                     counts = self._buffer.settled - before, self._buffer.passed - before
                     ends = sorted({max(count, 0) for count in counts})
@@ -508,7 +525,8 @@ class Engine:
                 f" epoch; {instead}"
             )
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise why no epoch can begin any more, if none can."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
 
@@ -519,12 +537,14 @@ class Engine:
         # An epoch of which nothing was taken is not skipped, but begun again.
         was_read = self._buffer.was_read()
         if self._start is None or self._is_reseeded or was_read:
-            self._start, self._seeds = self._seeds.next_epoch()
+            # A state that another thread takes meanwhile may draw the seed, too.
+            with self._buffer.lock:
+                self._start, self._seeds = self._seeds.next_epoch()
             self._is_reseeded = False
         self.earlier = (0.0, 0.0)
-        if not self.epochs or was_read:
+        if not self.epochs or was_read or self.is_set_back:
             self.epochs += 1
-        self._buffer, self._kept = buffer, None
+        self._buffer, self._kept, self.is_set_back = buffer, None, False
         return self._start
 
     def _needs_loop(self) -> bool:

@@ -106,6 +106,10 @@ class DataLoader2Iterator(Generic[T_co]):
         if self._is_live():
             self._engine.lifecycle.resume()
 
+    def has_begun(self) -> bool:
+        """Whether an item was asked for."""
+        return self._epoch is not None or self._state.is_busy
+
     def invalidate(self, reason: BaseException) -> None:
         """Make every later next raise ``reason``."""
         if self._state.refusal is None:

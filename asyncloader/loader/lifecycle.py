@@ -107,9 +107,11 @@ class Lifecycle:
         self._graph: Graph | None = None
         # The pipes of the graph before any service changed it.
         self._given: Sequence[Any] = ()
-        # The state that the service is to start from, and the one it has started from.
+        # The state that the service is to start from, and the one it has started from. It stands
+        # there until it begins an epoch.
         self._service_state: bytes | None = None
         self._started_from: bytes | None = None
+        self._has_left_start = False
         self._service = service
         self._calls = ServiceCalls(service)
         # Loops of several threads may want to start the service.
@@ -131,6 +133,8 @@ class Lifecycle:
         """
         if service_state is not None:
             self._calls.check(service_state)
+            if self._has_left_start:
+                self._started_from = None
         self._service_state = service_state
 
     def checkpoint(self) -> bytes | None:
@@ -343,7 +347,7 @@ class Lifecycle:
             await self._calls.verify(Facts(facts, workers, in_order))
             # A close that came meanwhile has found nothing to finalize.
             self._check_open()
-            self.adapted, self._started_from = adapted, state
+            self.adapted, self._started_from, self._has_left_start = adapted, state, False
             self._records = any(map(is_recording, pipes_of(adapted)))
             self._is_to_record = any(isinstance(pipe, Numbering) for pipe in graph.pipes)
             self._has_to_record = unrepeatable(graph) is not None
@@ -359,6 +363,7 @@ class Lifecycle:
 
     async def _undo_start(self) -> None:
         try:
+            await self.end_epoch()
             await bounded(self._calls.finalize)
         finally:
             self.adapted = self._started_from = None
@@ -375,6 +380,7 @@ class Lifecycle:
             ) from error
 
     async def _begin(self, start: EpochStart) -> Edge[Any]:
+        self._has_left_start = True
         seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         self.adopted_seed = seed_generator.adopted

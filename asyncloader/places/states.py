@@ -124,6 +124,10 @@ class LoaderStates:
         start = _start_for(self._graph, snapshots, role)
         return EpochSeeds(own.seed, own.epoch, own.drawn), start, own.service_state
 
+    def forget_lengths(self) -> None:
+        """Ask for the lengths again: an epoch that is begun again has the number it had before."""
+        self._epoch_lengths = None, {}
+
     def numbers_in_whole(self, numbers: tuple[int, ...], role: Role) -> tuple[int, ...]:
         """Return the numbers of items before they were divided among ranks."""
         return numbers_in_whole(self._graph, numbers, role)
@@ -476,8 +480,8 @@ _EPOCHS_AT = 2**64
 class EpochSeeds:
     """The place in a loader's sequence of epochs.
 
-    The first epoch has the seed that was given, or one that is drawn when it begins. The seeds of
-    all later epochs follow from that.
+    The first epoch has the seed that was given, or one that is drawn when it begins, or when a
+    state is taken before. The seeds of all later epochs follow from that.
     """
 
     #: The seed that was given, or None.
@@ -494,15 +498,20 @@ class EpochSeeds:
 
     def next_epoch(self) -> tuple[EpochStart, EpochSeeds]:
         """Return the beginning of the next epoch, and the place after it."""
-        first = self.drawn if self.seed is None else self.seed
-        if first is None:
-            # A state of 0.1 that was taken in an epoch without a seed does not say which one.
-            seed = first = entropy()
-        else:
-            seed = first if self.epoch == 0 else SeedStream(first, _EPOCHS_AT + self.epoch).draw()
-        is_chosen = self.seed is not None
-        after = replace(self, epoch=self.epoch + 1, drawn=None if is_chosen else first)
-        return EpochStart(seed, is_chosen=is_chosen, epoch=self.epoch), after
+        known = self.known()
+        first = known.drawn if known.seed is None else known.seed
+        assert first is not None
+        seed = first if self.epoch == 0 else SeedStream(first, _EPOCHS_AT + self.epoch).draw()
+        start = EpochStart(seed, is_chosen=self.seed is not None, epoch=self.epoch)
+        return start, replace(known, epoch=self.epoch + 1)
+
+    def known(self) -> EpochSeeds:
+        """Return the same place with a seed, which is drawn now if there is none.
+
+        A state of 0.1 that was taken in an epoch without a seed does not say which one.
+        """
+        has_seed = self.seed is not None or self.drawn is not None
+        return self if has_seed else replace(self, drawn=entropy())
 
 
 @dataclass(frozen=True)

@@ -308,13 +308,6 @@ def test_a_loader_without_a_graph_says_what_to_do():
     loader.shutdown()
 
 
-def test_loading_after_the_first_iteration_is_refused():
-    with loader_at(5) as loader:
-        state = loader.state_dict()
-        with pytest.raises(RuntimeError, match="before the first iteration"):
-            loader.load_state_dict(state)
-
-
 class Payload:
     """What runs when it is unpickled."""
 

@@ -342,6 +342,38 @@ async def resumed_from_several_moments() -> Any:
 
 
 @scene
+async def set_back_in_the_midst(workers: int) -> Any:
+    """Return a seed's first epochs, and what comes after states of the first one are loaded."""
+    graph = shuffled().map(double).fullsync(TIMEOUT)
+    async with loader_of(graph, workers, seed=5) as loader:
+        whole = [[item async for item in loader] for _ in range(2)]
+    async with loader_of(graph, workers, seed=5) as loader:
+        states, items, found = [loader.state_dict(include_datapipe=False)], aiter(loader), []
+        for _ in range(5):
+            await anext(items)
+            states.append(loader.state_dict(include_datapipe=False))
+        for step in (2, 0, 5):
+            loader.load_state_dict(states[step])
+            begun_again = await taken(loader, 1)
+            loader.load_state_dict(states[step])
+            found.append((step, begun_again, [(await collected(loader))[0] for _ in range(2)]))
+    return whole, found
+
+
+@scene
+async def set_back_on_one_rank() -> Any:
+    """Rank 1 alone loads a state, and every rank goes on."""
+    async with loader_of(shuffled().map(double), timeout=10) as loader:
+        state, items = loader.state_dict(include_datapipe=False), aiter(loader)
+        for _ in range(3):
+            await anext(items)
+        if rank() == 1:
+            loader.load_state_dict(state)
+            return await collected(loader)
+        return await collected(items)
+
+
+@scene
 async def saved_by_distributed_checkpoint(folder: str, count: int, workers: int) -> Any:
     import torch.distributed.checkpoint as dcp
 

@@ -235,6 +235,19 @@ def test_ranks_that_go_on_from_different_moments_say_so(play):
         assert rest
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_that_are_set_back_go_on_from_there(company, workers):
+    for (first, second), found in company.play("set_back_in_the_midst", 2, workers):
+        for step, begun_again, epochs in found:
+            assert begun_again == first[step : step + 1]
+            assert epochs == [first[step:], second]
+
+
+def test_a_rank_that_is_set_back_alone_is_named(company):
+    for _, error in company.play("set_back_on_one_rank", 2):
+        assert "RankError" in error
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(("saved", "loaded"), [((2, 1), (3, 0)), ((3, 0), (2, 1))], ids=str)
 def test_a_checkpoint_of_some_ranks_is_gone_on_with_on_others(company, tmp_path, saved, loaded):
