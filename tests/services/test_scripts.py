@@ -325,6 +325,33 @@ def test_what_workers_are_forked_from_imports_torch_as_soon_as_there_is_a_loader
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+@needs_template_with_imports
+def test_torchvision_is_imported_once_for_all_workers_of_all_loaders(tmp_path):
+    library = tmp_path / "torchvision"
+    library.mkdir()
+    # Each import of it leaves the process that made it.
+    (library / "__init__.py").write_text(
+        "import os\n"
+        "with open(os.path.join(os.path.dirname(__file__), 'imports'), 'a') as imports:\n"
+        "    print(os.getpid(), file=imports)\n"
+        "class Squares:\n"
+        "    def __len__(self): return 8\n"
+        "    def __getitem__(self, number): return number * number\n"
+    )
+    source = """
+    import os, torch, torchvision
+    from asyncloader import DataLoader2
+
+    for epoch in "train", "validate":
+        with DataLoader2.from_dataset(torchvision.Squares(), 2, num_workers=2) as loader:
+            assert torch.cat(list(loader)).tolist() == [n * n for n in range(8)]
+    """
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    # The program, and the process that its workers are forked from.
+    assert len((library / "imports").read_text().split()) == 2
+
+
 @pytest.mark.parametrize(
     ("imports", "workers"), [("import torch", 0), ("", 2)], ids=["no workers", "no torch"]
 )

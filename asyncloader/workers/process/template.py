@@ -51,6 +51,10 @@ _templates: dict[Kind, Template] = {}
 
 _END_SECONDS = 1.0
 
+# What data sets and samples are often made of, and takes about a second: each worker of each
+# loader would import it again. Only what starts no thread, as a template forks.
+_LIBRARIES = ("torch", "torchvision")
+
 # One that has forked before may have living children, which would die with it: it is not given
 # up because a caller was in a hurry.
 _PATIENCE_SECONDS = 2.0
@@ -294,7 +298,7 @@ def _preloaded(plan: ProcessPlan) -> tuple[str, ...]:
     """What a template imports before it forks; of libraries only where that is safe."""
     if not system.MAY_FORK_AFTER_IMPORTS:
         return tuple(name for name in plan.preload if is_module_of_package(name))
-    return (*plan.preload, *(["torch"] if "torch" in sys.modules else []))
+    return (*plan.preload, *(name for name in _LIBRARIES if name in sys.modules))
 
 
 def _wanted_modules() -> list[str]:
