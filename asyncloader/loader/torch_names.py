@@ -45,6 +45,7 @@ def no_sampler(name: str) -> NoReturn:
     """
     raise AttributeError(
         f"a DataLoader2 has no {name}: its graph decides the order, which is another one in each"
-        " epoch without set_epoch. A trainer that skips batches to resume should not (transformers:"
-        " TrainingArguments(ignore_data_skip=True)): load the loader's own state instead"
+        f" epoch, so leave {name}.set_epoch(...) out. A trainer that skips batches to resume should"
+        " not (transformers: TrainingArguments(ignore_data_skip=True)): load the loader's own state"
+        " instead"
     )

@@ -92,7 +92,7 @@ def test_who_asks_for_a_sampler_is_told_what_decides_the_order() -> None:
         DataLoader2(IterableWrapper(range(3))),
     ):
         for ask in (lambda loader: loader.sampler, lambda loader: loader.batch_sampler):
-            with pytest.raises(AttributeError, match=r"set_epoch.*ignore_data_skip"):
+            with pytest.raises(AttributeError, match=r"leave .*set_epoch.*ignore_data_skip"):
                 ask(loader)
 
 
