@@ -57,10 +57,32 @@ dist.destroy_process_group()
 """
 
 
-def trained(folder: Path) -> list[dict[str, Any]]:
-    """Run the script on two ranks; return what each says at its end."""
+#: Evaluates five samples in batches of two: one rank has a batch less, and one batch is short.
+EVALUATION = """
+import json, os, sys
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from asyncloader import DataLoader2
+
+accelerator = Accelerator(cpu=True)
+loader = DataLoader2.from_dataset(range(5), batch_size=2, distributed=True, uneven="pad")
+assert accelerator.prepare(loader) is loader
+found, steps = [], 0
+for batch in loader:
+    steps += 1
+    if not loader.is_padding:
+        found += batch.tolist()
+found = gather_object(found)
+with open(os.path.join(sys.argv[1], f"result-{accelerator.process_index}.json"), "w") as file:
+    json.dump({"found": sorted(found), "steps": steps}, file)
+accelerator.end_training()
+"""
+
+
+def on_two_ranks(source: str, folder: Path) -> list[dict[str, Any]]:
+    """Run a script on two ranks; return what each says at its end."""
     script = folder / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(source)
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [sys.executable, *run, script, folder], capture_output=True, text=True, timeout=120
@@ -71,13 +93,20 @@ def trained(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.soak
 def test_a_script_resumes_from_mid_epoch_to_the_same_weights(tmp_path: Path) -> None:
-    expected = trained(tmp_path)
+    expected = on_two_ranks(SCRIPT, tmp_path)
     assert {rank["steps"] for rank in expected} == {3 * 6}
     for epoch in range(3):
         shares = [rank["seen"][epoch] for rank in expected]
         assert sorted(shares[0] + shares[1]) == list(range(46))
-    for resumed, never_ended in zip(trained(tmp_path), expected, strict=True):
+    for resumed, never_ended in zip(on_two_ranks(SCRIPT, tmp_path), expected, strict=True):
         assert resumed["weights"] == never_ended["weights"]
         # Three steps of four items into the second epoch.
         second = never_ended["seen"][1][12:]
         assert resumed["seen"] == [second, never_ended["seen"][2]]
+
+
+@pytest.mark.soak
+def test_accelerate_gathers_each_sample_once_where_batches_are_uneven(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="needs accelerate")
+    for rank in on_two_ranks(EVALUATION, tmp_path):
+        assert rank == {"found": [0, 1, 2, 3, 4], "steps": 2}
