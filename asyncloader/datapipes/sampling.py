@@ -7,6 +7,7 @@ draws them again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,6 +24,9 @@ from asyncloader.datapipes.running.run import Edge, Stride
 from asyncloader.datapipes.sources import keyed_source
 
 T = TypeVar("T")
+
+#: How many keys tell two orders apart.
+_FIRST = 64
 
 
 class SampledItems(Seeded, IterDataPipe[T]):
@@ -49,6 +53,13 @@ class SampledItems(Seeded, IterDataPipe[T]):
     def order(self, seed: int) -> Iterator[Any]:
         """Return the keys of the present epoch, in the order that a seed gives."""
         return iter(Order(self.sampler, seed, epoch=self.epoch, dataset=self.dataset))
+
+    def first_keys(self) -> list[Any]:
+        """Return the first keys for a seed that is always the same; none if that raises."""
+        # The first pass says what is wrong with the sampler.
+        with contextlib.suppress(Exception):
+            return list(islice(self.order(0), _FIRST))
+        return []
 
     def new_pass(self, edge: Edge[Any]) -> SampledPass[T]:
         return SampledPass(edge, self.sampler, state=Seeding(seed=self.next_seed()))

@@ -19,6 +19,7 @@ from asyncloader.arguments import checked_seconds
 from asyncloader.datapipes import full_sync
 from asyncloader.datapipes.full_sync import Meeting, Uneven
 from asyncloader.datapipes.running.traits import is_filter_of_shards
+from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import RankError
 from asyncloader.graph.edit import copy_graph
@@ -100,6 +101,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self.group = None if group is None else place_in(group)
         self._meeting = Meeting(Alone())
         self._synced: list[Any] = []
+        #: A digest of what the samplers of the graph yield first.
+        self._keys = 0
 
     async def initialize(self, datapipe: Any) -> Any:
         _check_run()
@@ -116,6 +119,8 @@ class DistributedReadingService(ReadingServiceInterface):
             return datapipe
         if size > 1:
             _warn_of_repeats(pipes)
+        sampled = [pipe.first_keys() for pipe in pipes if isinstance(pipe, SampledItems)]
+        self._keys = _digest(_plain(sampled))
         await self._equip(datapipe)
         return datapipe
 
@@ -136,6 +141,15 @@ class DistributedReadingService(ReadingServiceInterface):
                 f"the graph on {ranks_in_words(others)} differs from that on rank 0, and all ranks"
                 f" must have the same graph; on this rank, {self._meeting.group.rank}, it is"
                 f" {_graph_in_words(facts.graph)}",
+                ranks=tuple(others),
+            )
+        keys = await self._meeting.agree(Topic.GRAPH, window=1, count=self._keys)
+        if others := _differing(keys):
+            raise RankError(
+                f"the sampler on {ranks_in_words(others)} yields other keys than that on rank 0,"
+                " and ranks divide the keys of one order. If it yields the share of its rank"
+                " alone, let either it or the loader divide: leave out distributed, or give all"
+                " ranks a sampler that yields all keys",
                 ranks=tuple(others),
             )
         rank, size = self.rank()
@@ -300,9 +314,18 @@ def _differing(said: Sequence[Statement]) -> list[int]:
     return [rank for rank, each in enumerate(said) if each.count != said[0].count]
 
 
-def _digest(graph: Fingerprint) -> int:
-    text = json.dumps(graph, sort_keys=True, default=repr)
+def _digest(value: Any) -> int:
+    text = json.dumps(value, sort_keys=True, default=repr)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _plain(key: Any) -> Any:
+    """Return what is the same of a key, or of keys, on every rank: of an object its type alone."""
+    if isinstance(key, list | tuple):
+        return [_plain(each) for each in key]
+    if isinstance(key, str | bytes | int | float):
+        return repr(key)
+    return _plain(key.tolist()) if hasattr(key, "tolist") else type(key).__qualname__
 
 
 def _graph_in_words(graph: Fingerprint) -> str:

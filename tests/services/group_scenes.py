@@ -72,6 +72,34 @@ def epochs_of_a_sampler() -> Any:
     return epochs
 
 
+class ShareOfBatches:
+    """Yields every second batch of six keys: the share of one of two data-parallel ranks."""
+
+    def __init__(self, dp_rank: int) -> None:
+        self.dp_rank = dp_rank
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Any:
+        return iter([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]][self.dp_rank :: 2])
+
+
+@scene
+def epochs_of_a_sampler_that_divides(workers: int) -> Any:
+    sampler = ShareOfBatches(dist.get_rank() // 2)
+    found: list[Any] = []
+    for distributed in (mesh()["dp"], False):
+        try:
+            with DataLoader2.from_dataset(
+                range(COUNT), batch_sampler=sampler, num_workers=workers, distributed=distributed
+            ) as loader:
+                found.append([batch.tolist() for batch in loader])
+        except RankError as error:
+            found.append(str(error))
+    return found
+
+
 @scene
 def with_a_killed_worker() -> Any:
     with loader_in(group_of("mesh"), 2, on_worker_death="restart") as loader:

@@ -54,6 +54,16 @@ def test_a_distributed_sampler_of_data_parallel_ranks_is_taken_for_its_group(com
     check_divided(company.play("epochs_of_a_sampler", 4))
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
+def test_a_sampler_that_divides_among_ranks_itself_is_not_divided_again(company, workers):
+    for rank, (divided, own) in enumerate(
+        company.play("epochs_of_a_sampler_that_divides", 4, workers)
+    ):
+        assert "the sampler on ranks 2 and 3 yields other keys" in divided
+        # By a loader that leaves the dividing to it.
+        assert own == ([[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9, 10, 11]])[rank // 2]
+
+
 @pytest.mark.soak
 def test_a_worker_that_is_killed_on_one_rank_changes_nothing(company):
     check_divided(company.play("with_a_killed_worker", 4))
