@@ -144,8 +144,8 @@ def graph_of(nodes: Sequence[Node], verdict: Verdict) -> str:
 
 
 _ROLLOUT_HEADER = (
-    *("rollout", "calls in flight", "the oldest", "ready", "not settled", "lag: trained"),
-    *("called again", "waits for"),
+    *("rollout", "waits for", "calls in flight", "the oldest", "ready", "not settled"),
+    *("lag: trained", "called again"),
 )
 
 
@@ -176,13 +176,13 @@ def _rollout_row(rollout: RolloutStats, beside: str) -> str:
     oldest = rollout.oldest
     return _html_row(
         escape(rollout.name),
+        escape(rollout.waits_for),
         f"{beside}{rollout.in_flight:,}{f', {waiting:,} wait' if waiting else ''}",
         "" if oldest is None else f"prompt {oldest[0]:,}, {oldest[1]:.1f} s",
         f"{rollout.finished:,}",
         f"{rollout.unsettled:,}{most}",
         ", ".join(lags),
         ", ".join(f"{count:,} {why}" for why, count in again.items() if count),
-        escape(rollout.waits_for),
     )
 
 

@@ -184,7 +184,7 @@ async def test_a_rollout_has_a_row_of_its_own():
     assert "rollouts" not in before.html
     table = panel.html[panel.html.index('<table class="rollouts">') :]
     cells = re.findall(r"<t[dh](?: scope=\"row\")?>(.*?)</t[dh]>", table[table.index("<tbody>") :])
-    name, calls, oldest, _, unsettled, *_ = cells
+    name, _, calls, oldest, _, unsettled, *_ = cells
     assert name.startswith("rollout(generate")
     assert calls.startswith("<svg")
     assert calls.endswith(f"{rollout.in_flight}")
