@@ -11,6 +11,7 @@ import asyncio
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -405,7 +406,7 @@ class GraphItems:
         # What is handed over runs ahead by itself.
         may_give = None if edge.current_device is None else edge.has_room
         self._exchange: Exchange[Any] = Exchange(
-            consumer, edge.put_own_cursors, first, may_give, settled
+            consumer, partial(edge.new_history, first), may_give, settled
         )
         self._giver = home.start_thread(edge, self._exchange) if begun is None else None
 

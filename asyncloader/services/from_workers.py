@@ -8,16 +8,18 @@ whose source lives in the loader's process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.replaying import with_those_above
+from asyncloader.datapipes.running.cursor_history import newest, thinned
 from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
     number_of,
+    put_cursor,
     take_number_of,
 )
 from asyncloader.datapipes.running.naming import stage_name
@@ -187,6 +189,9 @@ class FromWorkersPass(Pass[Any]):
     def under_way(self) -> Iterable[UnderWay]:
         return () if self._stream is None else self._stream.holding_up()
 
+    def new_history(self, first: Cursors, needed: Callable[[], int]) -> StandHistory:
+        return StandHistory(self, first, needed)
+
     def holds_much(self) -> bool:
         return self._stream is not None and self._stream.holds_much()
 
@@ -246,6 +251,45 @@ class FromWorkersPass(Pass[Any]):
                         "the state contradicts itself: the items were shuffled with another seed"
                         " than the epoch has; the state is damaged, load another one"
                     )
+
+
+class StandHistory:
+    """Where the workers were after each group of items.
+
+    What their place would be made from costs nothing to keep; it is made when somebody asks for a
+    state, and only once, as a state may be taken at every step.
+    """
+
+    def __init__(self, begun: FromWorkersPass, first: Cursors, needed: Callable[[], int]) -> None:
+        self._begun = begun
+        self._first = first
+        self._needed = needed
+        self._stands: list[tuple[int, Stand | None]] = [(0, None)]
+        # The cursors of the stand that was asked for last.
+        self._latest: tuple[Stand | None, Cursors] = None, {}
+
+    def passed(self, count: int) -> None:
+        """Note where the workers are now."""
+        stand = self._begun.stand()
+        first = newest(self._stands, self._needed())
+        # One assignment: the consumer's thread sees the old list or the new one.
+        self._stands = [*thinned(self._stands[first:]), (count, stand)]
+        oldest = self._stands[0][1]
+        if stand.dealing is not None and oldest is not None:
+            oldest.forget_dealing_before()
+
+    def at(self, count: int) -> Cursors:
+        """Return the cursors of the newest stand from after at most so many items."""
+        stands = self._stands
+        _, stand = stands[newest(stands, count)]
+        if stand is None:
+            return self._first
+        asked_for, cursors = self._latest
+        if asked_for is not stand:
+            cursors = {}
+            put_cursor(self._begun.pipe, self._begun.cursor_at(stand), cursors)
+            self._latest = stand, cursors
+        return cursors
 
 
 class RecordedPass(FromWorkersPass):

@@ -538,8 +538,9 @@ def blocks_after(loader: DataLoader2[Any], items: Any, count: int) -> int:
 def test_memory_does_not_grow_while_items_are_acknowledged(pipe):
     with loader_from(pipe, acknowledge=True) as loader:
         items = iter(loader)
-        before = blocks_after(loader, items, 20)
-        assert blocks_after(loader, items, 1500) - before < 1500
+        used = [blocks_after(loader, items, 1500) for _ in range(3)]
+        # What else this process keeps at some moment comes once, and a leak with every item.
+        assert min(used[1] - used[0], used[2] - used[1]) < 1500
 
 
 def test_memory_is_bounded_while_nothing_is_acknowledged():

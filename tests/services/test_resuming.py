@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -515,12 +514,12 @@ def test_a_state_is_right_between_items_that_came_together(monkeypatch):
             assert list(resumed) == expected[step + 1 :]
 
 
-def test_a_state_between_two_items_has_not_to_look_for_the_workers_place(monkeypatch):
-    looks = []
+def test_states_between_two_groups_of_items_read_the_workers_place_once(monkeypatch):
+    asked = []
     cursor_at = FromWorkersPass.cursor_at
 
     def noted(begun, stand):
-        looks.append(threading.current_thread())
+        asked.append(stand)
         return cursor_at(begun, stand)
 
     monkeypatch.setattr(FromWorkersPass, "cursor_at", noted)
@@ -529,10 +528,11 @@ def test_a_state_between_two_items_has_not_to_look_for_the_workers_place(monkeyp
         iterator = iter(loader)
         assert next(iterator) == 0
         states = [loader.state_dict() for _ in range(5)]
+        assert len(asked) <= 1
         assert states == states[:1] * 5
         assert list(iterator) == [*range(1, 1000)]
         loader.state_dict()
-    assert threading.main_thread() not in looks
+    assert len(asked) == len({id(stand) for stand in asked})
 
 
 @pytest.mark.filterwarnings("ignore:nothing shards the graph:UserWarning")

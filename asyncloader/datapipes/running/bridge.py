@@ -11,13 +11,15 @@ import concurrent.futures
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.exchange import Exchange, Nobody
 from asyncloader.datapipes.running.run_place import PLACE, Home, Startable, present_waiter
 from asyncloader.runtime import LoopThread, contained, released
-from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter
+from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, do_nothing
 
 T = TypeVar("T")
 
@@ -82,7 +84,7 @@ def taken_at(
 
 def _unmarked() -> Exchange[Any]:
     """Return an exchange for items whose cursors nobody needs."""
-    return Exchange(Nobody(), lambda into: None, {})
+    return Exchange(Nobody(), partial(CursorHistory, do_nothing))
 
 
 def _taken(

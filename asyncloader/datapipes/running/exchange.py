@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursors, LastingError
 from asyncloader.waiting import Stopped
 
@@ -30,6 +29,16 @@ class Waiter(Protocol):
     def wake(self) -> None: ...
 
     def wake_soon(self) -> None: ...
+
+
+class History(Protocol):
+    """The cursors of a pipe after some of its items."""
+
+    def passed(self, count: int) -> None:
+        """Note that so many items have come."""
+
+    def at(self, count: int) -> Cursors:
+        """Return the newest cursors from after at most ``count`` items."""
 
 
 class Nobody:
@@ -53,7 +62,7 @@ class Exchange(Generic[T]):
     be taken at any time. It is thread-safe, because every step is a single
     operation on a list.
 
-    ``put`` adds the cursors of the giver's pipe, which began with ``first``. With ``may_give``
+    ``new_history(needed)`` returns what keeps the cursors of the giver's pipe. With ``may_give``
     that says whether there is room, and not the number of items. ``settled`` says how many items
     need not come again, where that may be fewer than were taken.
     """
@@ -61,8 +70,7 @@ class Exchange(Generic[T]):
     def __init__(
         self,
         taker: Waiter,
-        put: Callable[[Cursors], None],
-        first: Cursors,
+        new_history: Callable[[Callable[[], int]], History],
         may_give: Callable[[], bool] | None = None,
         settled: Callable[[], int] = _all,
     ) -> None:
@@ -73,7 +81,7 @@ class Exchange(Generic[T]):
         self._taken = 0
         # How many items were taken before the latest group; all of those were yielded.
         self._taken_before = 0
-        self._history = CursorHistory(put, lambda: min(self._taken_before, settled()), first=first)
+        self._history = new_history(lambda: min(self._taken_before, settled()))
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False
@@ -164,9 +172,9 @@ class Exchange(Generic[T]):
             raise self._error.again()
         return []
 
-    def put_cursors(self, into: Cursors, passed: int = sys.maxsize) -> None:
+    def put_cursors(self, into: Cursors, passed: int | None = None) -> None:
         """Add cursors of the giver's pipe that are not later than the taker's position.
 
-        They are not from after more than ``passed`` items either.
+        That is after ``passed`` items, or else it may be anywhere in the latest group.
         """
-        into.update(self._history.at(min(self._taken_before, passed)))
+        into.update(self._history.at(self._taken_before if passed is None else passed))

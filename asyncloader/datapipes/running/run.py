@@ -38,7 +38,7 @@ from asyncloader.datapipes.running.cursors import (
     picked,
     put_cursor,
 )
-from asyncloader.datapipes.running.exchange import Exchange, Nobody
+from asyncloader.datapipes.running.exchange import Exchange, History, Nobody
 from asyncloader.datapipes.running.in_flight import current_device, handed_over
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
@@ -472,7 +472,8 @@ class Edge(Generic[T]):
 
     def _crossed(self, may_give: Callable[[], bool] | None = None) -> Exchange[T]:
         first = self.first_cursors()
-        self._crossing = Exchange(Nobody(), self.put_own_cursors, first, may_give)
+        new_history = partial(CursorHistory, self.put_own_cursors, first=first)
+        self._crossing = Exchange(Nobody(), new_history, may_give)
         return self._crossing
 
     def begin_share(self, share: Stride, cursors: Cursors) -> Iterator[T]:
@@ -565,6 +566,11 @@ class Edge(Generic[T]):
     def holds_much(self) -> bool:
         """Whether the items that were yielded hold much memory that others need."""
         return self._pass is not None and self._pass.holds_much()
+
+    def new_history(self, first: Cursors, needed: Callable[[], int]) -> History:
+        """Return what keeps the cursors of the current pass, which began with ``first``."""
+        own = None if self._pass is None else self._pass.new_history(first, needed)
+        return own or CursorHistory(self.put_own_cursors, needed, first=first)
 
     async def come(self) -> None:
         """Wait until there is a next item that was made elsewhere; take none."""
@@ -743,6 +749,10 @@ class Pass(Generic[T_co]):
 
     async def come(self) -> None:
         """Wait until there is a next item that was made elsewhere; take none."""
+
+    def new_history(self, first: Cursors, needed: Callable[[], int]) -> History | None:
+        """Return what keeps the cursors where that costs less than collecting them, or None."""
+        return None
 
     def fullness(self) -> tuple[int, int]:
         """Return how many items the pass holds or is making, and the limit of that.

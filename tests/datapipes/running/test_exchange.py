@@ -7,15 +7,17 @@ import math
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.running import exchange as exchange_module
+from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.exchange import Exchange, Nobody
 from asyncloader.datapipes.running.run_place import give_groups
 from asyncloader.runtime import begin_task
-from asyncloader.waiting import Stopped
+from asyncloader.waiting import Stopped, do_nothing
 
 
 class Item:
@@ -23,7 +25,7 @@ class Item:
 
 
 def exchange():
-    return Exchange(Nobody(), lambda into: None, {})
+    return Exchange(Nobody(), partial(CursorHistory, do_nothing))
 
 
 @pytest.mark.parametrize("gives_before", [True, False])
