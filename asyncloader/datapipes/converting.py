@@ -91,7 +91,7 @@ class IterToMapConverter(MapDataPipe[T]):
         items: dict[Any, T] = {}
         with calling(self.key_value_fn or itself) as key_value:
             source: Edge[Any] = Edge(self.source, tree_of(self.source))
-            for item in source.begin():
+            for item in source:
                 key, value = self._checked(answer_of(self, key_value, item))
                 if checked_key_of(self, key) in items:
                     warnings.warn(f"{self!r} got the key {key!r} more than once", stacklevel=4)

@@ -269,8 +269,8 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Edge[Any]) -> Iterator[list[T]]:
-        return source.begin()
+    def run(self, source: Edge[Any], state: None) -> Iterator[list[T]]:
+        return iter(source)
 
     def _batches(self, items: Any) -> IterDataPipe[Any]:
         bucket = self.batch_size * self.batch_num

@@ -230,9 +230,9 @@ class MapKeyZipper(OneToOne, Joiner):
         self.merge = checked_merge(merge_fn)
         self.keep_key = keep_key
 
-    def results(self, source: Edge[Any]) -> Iterator[Any]:
+    def run(self, source: Edge[Any], state: None) -> Iterator[Any]:
         with calling(self.key_fn) as key_fn, calling(self.merge) as merge:
-            for item in source.begin():
+            for item in source:
                 key = answer_of(self, key_fn, item)
                 yield self.result(key, merge, item, self._looked_up(key))
 

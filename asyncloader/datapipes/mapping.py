@@ -284,10 +284,10 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
         return OneToOnePass(edge)
 
-    def results(self, source: Edge[T]) -> Iterator[tuple[int, T]]:
+    def run(self, source: Edge[T], state: None) -> Iterator[tuple[int, T]]:
         """Read the source and yield its items with their indices."""
         first = self.starting_index + source.first_position()
-        yield from enumerate(source.begin(), first)
+        yield from enumerate(source, first)
 
 
 @functional_datapipe("set_length")
@@ -316,8 +316,8 @@ class LengthSetter(OneToOne, IterDataPipe[T]):
     def __len__(self) -> int:
         return self.length
 
-    def results(self, source: Edge[Any]) -> Iterator[T]:
-        return source.begin()
+    def run(self, source: Edge[Any], state: None) -> Iterator[T]:
+        return iter(source)
 
 
 @functional_datapipe("add_index")
@@ -343,10 +343,10 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
     def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
         return OneToOnePass(edge)
 
-    def results(self, source: Edge[dict[Any, Any]]) -> Iterator[dict[Any, Any]]:
+    def run(self, source: Edge[dict[Any, Any]], state: None) -> Iterator[dict[Any, Any]]:
         """Read the source and yield copies of its items with their indices."""
         first = source.first_position()
-        for index, item in enumerate(source.begin(), first):
+        for index, item in enumerate(source, first):
             if not isinstance(item, dict):
                 raise NotImplementedError(
                     f"{self!r} adds an index to dicts, got {type(item).__name__}; use enumerate"
@@ -364,9 +364,9 @@ class Reshaper(OneToOne, IterDataPipe[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Edge[Any]) -> Iterator[Any]:
+    def run(self, source: Edge[Any], state: None) -> Iterator[Any]:
         complaints: set[str] = set()
-        for item in source.begin():
+        for item in source:
             try:
                 found, result = complaints.union(self.complaints(item)), self.reshaped(item)
             except TypeError as error:
@@ -609,8 +609,8 @@ class Rows2Columnar(OneToOne, IterDataPipe[dict[Any, list[Any]]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Edge[Any]) -> Iterator[dict[Any, list[Any]]]:
-        for batch in source.begin():
+    def run(self, source: Edge[Any], state: None) -> Iterator[dict[Any, list[Any]]]:
+        for batch in source:
             if not isinstance(batch, Iterable):
                 raise TypeError(f"{self!r} reads batches of rows, got {type(batch).__name__}")
             columns: dict[Any, list[Any]] = {}

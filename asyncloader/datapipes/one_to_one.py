@@ -23,8 +23,8 @@ class OneToOne:
 
     source: Any
 
-    def results(self, source: Edge[Any]) -> Iterator[Any]:
-        """Read the source and yield one item for each of its items."""
+    def run(self, source: Edge[Any], state: Any) -> Iterator[Any]:
+        """Read the source and yield one item for each of its items; there is no state."""
         raise NotImplementedError
 
     def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
@@ -42,13 +42,13 @@ class OneToOne:
 
 @dataclass
 class OneToOnePass(Pass[Any]):
-    """One pass over a pipe that has ``results``, at the position of its source."""
+    """One pass over a OneToOne, at the position of its source."""
 
     follows_source = True
 
     def __iter__(self) -> Iterator[Any]:
         self.source.at_once = self.edge.at_once
-        items: Iterator[Any] = self.pipe.results(self.source)
+        items: Iterator[Any] = self.pipe.run(self.source, None)
         return items
 
     def iter_at(self, positions: list[int]) -> Iterator[Any]:

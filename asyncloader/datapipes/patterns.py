@@ -396,9 +396,12 @@ class Applier(OneToOne, Pipe[T]):
     def picks(self) -> bool:
         return self.tolerance.is_strict and super().picks()
 
-    def results(self, source: Edge[Any]) -> Iterator[T]:
+    def run(self, source: Edge[Any], state: Sieved | None) -> Iterator[T]:
+        return self._results(source) if state is None else self._passed(source, state)
+
+    def _results(self, source: Edge[Any]) -> Iterator[T]:
         with calling(self._applied(), self) as apply:
-            for item in source.begin():
+            for item in source:
                 # The body of answer_of: a call for each item would be slower.
                 try:
                     result = apply(item)
@@ -411,7 +414,8 @@ class Applier(OneToOne, Pipe[T]):
                 # Free their memory now: it is in the CPU cache, and the next item can use it.
                 del item, result
 
-    def run(self, source: Edge[Any], state: Sieved) -> Iterator[T]:
+    def _passed(self, source: Edge[Any], state: Sieved) -> Iterator[T]:
+        """Yield the results but for those that are left out."""
         with calling(self._applied(), self) as apply:
             for item in source:
                 try:

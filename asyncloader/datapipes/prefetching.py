@@ -274,14 +274,14 @@ class PinMemory(OneToOne, IterDataPipe[T]):
         # So that a loader runs it in a thread beside its consumer.
         return True
 
-    def results(self, source: Edge[Any]) -> Iterator[T]:
+    def run(self, source: Edge[Any], state: None) -> Iterator[T]:
         pin = self.pin_memory_fn or pinned
         if self.pin_memory_fn is None and not _has_accelerator():
             warnings.warn(
                 "pin_memory: no accelerator is available, so items pass unpinned", stacklevel=2
             )
             pin = _as_it_is
-        iterator = source.begin()
+        iterator = iter(source)
         try:
             for item in iterator:
                 yield answer_of(self, pin, item, self.device)

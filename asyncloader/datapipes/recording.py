@@ -384,7 +384,7 @@ class WithinPass(StagePass):
         waiting: deque[NumberedItem] = deque()
         pipe, opened = self.pipe.pipe, _Opened(self.source, waiting)
         if is_ours(pipe):
-            results = pipe.results(opened)
+            results = pipe.run(opened, None)
         else:
             # It reads its source as it likes.
             pipe.source = opened
@@ -411,10 +411,6 @@ class _Opened:
         return 0
 
     def __iter__(self) -> Iterator[Any]:
-        return self.begin()
-
-    def begin(self) -> Iterator[Any]:
-        """Iterate what the items carry."""
         items = self._source.begin()
         try:
             for numbered in items:

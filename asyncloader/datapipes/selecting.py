@@ -146,14 +146,14 @@ class Header(IterDataPipe[T]):
     def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
         return OneToOnePass(edge)
 
-    def results(self, source: Edge[T]) -> Iterator[T]:
+    def run(self, source: Edge[T], state: None) -> Iterator[T]:
         """Yield the source's items up to the limit."""
         left = None if self.limit is None else max(0, self.limit - source.first_position())
         if left == 0:
             return
         # The source must not look up more at once than is yielded.
         source.at_once = 1
-        items = source.begin()
+        items = iter(source)
         try:
             yield from islice(items, left)
         finally:

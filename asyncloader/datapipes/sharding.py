@@ -235,8 +235,8 @@ class ShardingRoundRobinDispatcher(OneToOne, IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Edge[Any]) -> Iterator[T]:
-        return source.begin()
+    def run(self, source: Edge[Any], state: None) -> Iterator[T]:
+        return iter(source)
 
 
 def _group_or_none(group: SHARDING_PRIORITIES | int | None) -> SHARDING_PRIORITIES | None:

@@ -228,11 +228,10 @@ class Shuffler(Shuffling, Pipe[T]):
     def new_pass(self, edge: Edge[Any]) -> Pass[T]:
         return super().new_pass(edge) if self.shuffles else OneToOnePass(edge)
 
-    def results(self, source: Edge[T]) -> Iterator[T]:
-        """Yield the items as they come, where this was told not to shuffle."""
-        return source.begin()
-
-    def run(self, source: Edge[T], state: Shuffled) -> Iterator[T]:
+    def run(self, source: Edge[T], state: Shuffled | None) -> Iterator[T]:
+        if state is None:
+            # It was told not to shuffle.
+            return iter(source)
         if state._looks_back:
             return self._without_positions(source, state)
         return self._shuffled(source, state)
@@ -433,11 +432,11 @@ class InBatchShuffler(Shuffling, Pipe[list[T]]):
     def new_pass(self, edge: Edge[Any]) -> Pass[list[T]]:
         return super().new_pass(edge) if self.shuffles else OneToOnePass(edge)
 
-    def results(self, source: Edge[Any]) -> Iterator[list[T]]:
-        """Yield the batches as they come, where this was told not to shuffle."""
-        return source.begin()
+    def run(self, source: Edge[Any], state: BatchesShuffled | None) -> Iterator[list[T]]:
+        # With no state it was told not to shuffle.
+        return iter(source) if state is None else self._shuffled(source, state)
 
-    def run(self, source: Edge[Any], state: BatchesShuffled) -> Iterator[list[T]]:
+    def _shuffled(self, source: Edge[Any], state: BatchesShuffled) -> Iterator[list[T]]:
         # One draw for every item, so that a resumed pass can count its draws.
         draw = fractions(state.seed, state.drawn).__next__
         for batch in source:

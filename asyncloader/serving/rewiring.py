@@ -188,8 +188,8 @@ class OneByOne(OneToOne, IterDataPipe[Envelope]):
         self.source_item = pipe.source = OneItem(stage_name(pipe))
         self._wants = wants
 
-    def results(self, source: Edge[Any]) -> Iterator[Envelope]:
-        envelopes = source.begin()
+    def run(self, source: Edge[Any], state: None) -> Iterator[Envelope]:
+        envelopes = iter(source)
         results = iter(self.pipe)
         try:
             for envelope in envelopes:

@@ -122,8 +122,8 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Edge[Any]) -> Iterator[tuple[str, Any]]:
-        for url in source.begin():
+    def run(self, source: Edge[Any], state: None) -> Iterator[tuple[str, Any]]:
+        for url in source:
             name = path_in(url, self)
             # In no variable here, so that the file closes when its reader drops it.
             yield name, self._opened(name)

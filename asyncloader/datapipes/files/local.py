@@ -239,8 +239,8 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
     def __len__(self) -> int:
         return said_length(self, self.length)
 
-    def results(self, source: Edge[Any]) -> Iterator[tuple[str, OpenedBytes | OpenedText]]:
-        for path in source.begin():
+    def run(self, source: Edge[Any], state: None) -> Iterator[tuple[str, OpenedBytes | OpenedText]]:
+        for path in source:
             name = path_in(path, self)
             # In no variable here, so that the file closes when its reader drops it.
             yield name, opened(name, self.mode, self.encoding)
@@ -425,9 +425,9 @@ class Saver(OneToOne, IterDataPipe[str]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def results(self, source: Edge[Any]) -> Iterator[str]:
+    def run(self, source: Edge[Any], state: None) -> Iterator[str]:
         with self.saving() as save_at, calling(self._path_of) as path_of:
-            for item in source.begin():
+            for item in source:
                 name, data = pair_in(item, "(path, data)", self)
                 del item
                 path = _path_for(name, path_of, self)
