@@ -31,7 +31,7 @@ class Waiter(Protocol):
     def wake_soon(self) -> None: ...
 
 
-class History(Protocol):
+class KeptCursors(Protocol):
     """The cursors of a pipe after some of its items."""
 
     def passed(self, count: int) -> None:
@@ -70,7 +70,7 @@ class Exchange(Generic[T]):
     def __init__(
         self,
         taker: Waiter,
-        new_history: Callable[[Callable[[], int]], History],
+        new_history: Callable[[Callable[[], int]], KeptCursors],
         may_give: Callable[[], bool] | None = None,
         settled: Callable[[], int] = _all,
     ) -> None:

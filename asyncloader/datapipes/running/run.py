@@ -38,7 +38,7 @@ from asyncloader.datapipes.running.cursors import (
     picked,
     put_cursor,
 )
-from asyncloader.datapipes.running.exchange import Exchange, History, Nobody
+from asyncloader.datapipes.running.exchange import Exchange, KeptCursors, Nobody
 from asyncloader.datapipes.running.in_flight import current_device, handed_over
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
@@ -567,7 +567,7 @@ class Edge(Generic[T]):
         """Whether the items that were yielded hold much memory that others need."""
         return self._pass is not None and self._pass.holds_much()
 
-    def new_history(self, first: Cursors, needed: Callable[[], int]) -> History:
+    def new_history(self, first: Cursors, needed: Callable[[], int]) -> KeptCursors:
         """Return what keeps the cursors of the current pass, which began with ``first``."""
         own = None if self._pass is None else self._pass.new_history(first, needed)
         return own or CursorHistory(self.put_own_cursors, needed, first=first)
@@ -750,7 +750,7 @@ class Pass(Generic[T_co]):
     async def come(self) -> None:
         """Wait until there is a next item that was made elsewhere; take none."""
 
-    def new_history(self, first: Cursors, needed: Callable[[], int]) -> History | None:
+    def new_history(self, first: Cursors, needed: Callable[[], int]) -> KeptCursors | None:
         """Return what keeps the cursors where that costs less than collecting them, or None."""
         return None
 
