@@ -480,7 +480,7 @@ class Crowded(Untuned):
 
 
 def slow_numbers() -> Any:
-    return it.IterableWrapper(range(120)).shuffle().sharding_filter().map(sleepy)
+    return it.IterableWrapper(range(300)).shuffle().sharding_filter().map(sleepy)
 
 
 def test_without_room_beside_them_workers_are_ended_before_others_are_started():
@@ -494,7 +494,8 @@ def test_without_room_beside_them_workers_are_ended_before_others_are_started():
                 seen.append(item)
                 numbers.append(loader.num_workers)
                 assert len(worker_processes()) <= 3
-                if wanted and len(seen) % 30 == 0:
+                # Two groups of all that three workers may have ready are 60 items.
+                if wanted and len(seen) % 75 == 0:
                     change(loader, wanted.pop(0))
             assert seen == items
         assert {0, 1, 2, 3} <= set(numbers)
