@@ -98,11 +98,10 @@ class Exchange(Generic[T]):
         self._history.passed(self._given)
 
     def give_group(self, items: list[T]) -> None:
-        """Add several items and wake the taker; call ``note_cursors`` afterwards."""
+        """Add several items; call ``note_cursors`` afterwards, and wake the taker."""
         if not self._items:
             self._begun = time.perf_counter()
         self._items += items
-        self.taker.wake()
         self._given += len(items)
 
     def note_cursors(self) -> None:

@@ -372,15 +372,15 @@ async def give_groups(
         async for group in groups:
             exchange.give_group(group)
             del group
-            if elsewhere is not None and isinstance(exchange.taker, ThreadWaiter):
-                # A thread that takes can go on once this one has nothing to do.
-                await asyncio.sleep(0)
             exchange.note_cursors()
+            # The last before this waits: a thread that takes needs the GIL then.
+            exchange.taker.wake()
             if elsewhere is not None:
                 if elsewhere.holds_much():
                     await waiter.until(lambda: not exchange.has_items())
                 await elsewhere.come()
-            await waiter.until(exchange.has_room)
+            if not exchange.has_room():
+                await waiter.until(exchange.has_room)
     finally:
         # A task that is collected after its loop was closed cannot await.
         if running_loop() is loop:
