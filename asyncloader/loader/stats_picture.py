@@ -161,11 +161,7 @@ def rollouts_of(
     rows = "".join(
         _rollout_row(rollout, beside.get(number, "")) for number, rollout in enumerate(rollouts)
     )
-    heads = "".join(f'<th scope="col">{head}</th>' for head in _ROLLOUT_HEADER)
-    table = (
-        f'<table class="rollouts"><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>'
-    )
-    return _scrolled("Rollouts", table)
+    return _scrolled("Rollouts", _html_table("rollouts", _ROLLOUT_HEADER, f"<tbody>{rows}</tbody>"))
 
 
 def _rollout_row(rollout: RolloutStats, beside: str) -> str:
@@ -195,17 +191,21 @@ def processes_of(
     """
     if not workers:
         return ""
-    heads = "".join(f'<th scope="col">{head}</th>' for head in _PROCESS_HEADER)
     nodes: dict[str, list[WorkerStats]] = {}
     for worker in workers:
         nodes.setdefault(worker.node, []).append(worker)
     bodies = "\n".join(_body(node, those, beside) for node, those in sorted(nodes.items()))
-    table = f'<table class="processes"><thead><tr>{heads}</tr></thead>\n{bodies}</table>'
+    table = _html_table("processes", _PROCESS_HEADER, bodies)
     key = (
         '<p class="key"><span class="works"></span> works <span class="sends"></span> sends'
         ' <span class="waits"></span> waits: its prefetch is full</p>'
     )
     return f"{_scrolled('Processes', table)}\n{key}"
+
+
+def _html_table(kind: str, header: Sequence[str], bodies: str) -> str:
+    heads = "".join(f'<th scope="col">{head}</th>' for head in header)
+    return f'<table class="{kind}"><thead><tr>{heads}</tr></thead>\n{bodies}</table>'
 
 
 def _scrolled(label: str, html: str) -> str:
