@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,8 +70,8 @@ def require_workers() -> None:
     if not HAS_WORKERS:
         raise WorkerStartupError(
             f"worker processes need Linux, macOS or another POSIX system, and this is {NAME}: use"
-            " num_workers=0 (InProcessReadingService), where thread_map runs functions in threads,"
-            " or run the program in WSL"
+            ' MultiThreadingReadingService, or workers="threads" in from_dataset, whose workers are'
+            " threads, or run the program in WSL"
         )
 
 
@@ -326,6 +326,22 @@ def is_any_readable(fds: Iterable[int], timeout: float) -> bool:
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout * 1000))
+
+
+def ready_of(
+    reading: Sequence[int], writing: Iterable[int], timeout: float | None
+) -> Sequence[int]:
+    """Wait until some of these descriptors can be read, or some can be written; return which."""
+    if sys.platform == "win32":
+        # Only of sockets, of which it takes hundreds.
+        readable, writable, _ = select.select(reading, list(writing), [], timeout)
+        return list({*readable, *writable})
+    poll = select.poll()
+    for fd in reading:
+        poll.register(fd, select.POLLIN)
+    for fd in writing:
+        poll.register(fd, select.POLLIN | select.POLLOUT)
+    return [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
 
 
 def lifeline() -> int:

@@ -1,14 +1,23 @@
-"""The worker that this process is, if it is one."""
+"""The worker that this process, or this thread, is, if it is one."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncloader.generators import PROCESS, Generators
+
+if TYPE_CHECKING:
+    import random
+
+    import numpy
+    import torch
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Which of how many workers this process is.
+    """Which of how many workers this is, and the random generators that it draws from.
 
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -26,12 +35,34 @@ class WorkerInfo:
     #: Which of them this is, from 0.
     worker_id: int
 
+    @property
+    def random(self) -> random.Random:
+        """The generator of the worker that asks, seeded for its epoch, as ``random`` has one.
 
+        In a worker that is a process these are the global generators. Threads share those with the
+        whole program, so each worker that is a thread has three of its own, with the same numbers.
+        """
+        return _generators_here().random
+
+    @property
+    def torch_generator(self) -> torch.Generator:
+        """The same for torch: ``torch.rand(3, generator=info.torch_generator)``."""
+        return _generators_here().torch_generator
+
+    @property
+    def numpy_generator(self) -> numpy.random.Generator:
+        """The same for NumPy: ``info.numpy_generator.random(3)``."""
+        return _generators_here().numpy_generator
+
+
+#: The worker that this process is.
 _worker_info: WorkerInfo | None = None
+#: The worker that runs in this context, in a process that has several, and its generators.
+_here: ContextVar[tuple[WorkerInfo, Generators] | None] = ContextVar("worker", default=None)
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Return what worker this process is, or None outside of workers.
+    """Return what worker this process, or this thread, is; or None outside of workers.
 
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -42,12 +73,18 @@ def get_worker_info() -> WorkerInfo | None:
     >>> get_worker_info() is None
     True
     """
-    return None if is_hidden() else _worker_info
+    return None if is_hidden() else this_worker()
 
 
 def this_worker() -> WorkerInfo | None:
-    """Return which worker this process is, even where ``get_worker_info`` hides it."""
-    return _worker_info
+    """Return which worker this is, even where ``get_worker_info`` hides it."""
+    here = _here.get()
+    return _worker_info if here is None else here[0]
+
+
+def _generators_here() -> Generators:
+    here = _here.get()
+    return PROCESS if here is None else here[1]
 
 
 class Unaware:
@@ -91,3 +128,8 @@ def set_worker_info(info: WorkerInfo) -> None:
     """Make this process a worker."""
     global _worker_info
     _worker_info = info
+
+
+def set_worker_here(info: WorkerInfo, generators: Generators) -> None:
+    """Make this context a worker: this thread, and what is begun from it with its context."""
+    _here.set((info, generators))

@@ -28,7 +28,7 @@ LAYERS = [
     {"datapipes", "transport"},
     {"ranks", "arguments"},
     {"seeds", "runtime", "memory", "main_script", "worker_info", "tuning", "machine"},
-    {"system"},
+    {"system", "generators"},
     {"errors", "deadline", "shield", "waiting", "safe_error_text"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -13,7 +13,7 @@ from typing import Any
 from asyncloader.datapipes.running.cursor_forms import Count, Fields
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.errors import TransportError
-from asyncloader.places.random_states import States
+from asyncloader.generators import States
 
 
 class Dealt(Fields):

@@ -1,13 +1,12 @@
-"""The states of a process's global random generators.
+"""The states of a worker's random generators.
 
 This file is about ``RandomStates``, which tells whether a user's functions have drawn from
-random, numpy or torch, and can restore the generators; and about ``SharedGenerators``, which
-keeps the random numbers of several streams in one process apart.
+random, numpy or torch; about ``set_states``, which restores the generators; and about
+``SharedGenerators``, which keeps the random numbers of several streams in one worker apart.
 """
 
 from __future__ import annotations
 
-import ctypes
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -25,33 +24,37 @@ from asyncloader.datapipes.running.cursor_forms import (
     whole,
 )
 from asyncloader.errors import SnapshotError
-
-#: The states as plain data, by module.
-States = dict[str, Any]
+from asyncloader.generators import MODULES, Generators, States, written
 
 
 class RandomStates:
     """Remembers the states that an epoch began with."""
 
-    def __init__(self) -> None:
-        self._first = _states()
+    def __init__(self, generators: Generators) -> None:
+        self._generators = generators
+        self._first = generators.states()
 
     def changed(self) -> States | None:
         """Return the states of generators that were used or imported since, or None."""
-        states, first = _states(), self._first
+        states, first = self._generators.states(), self._first
         if states == first:
             return None
-        return _written({name: each for name, each in states.items() if each != first.get(name)})
+        return written({name: each for name, each in states.items() if each != first.get(name)})
+
+    def restore(self, states: States) -> None:
+        """Set states that were returned by ``changed``, of this worker or another."""
+        set_states(self._generators, states)
 
 
 class SharedGenerators:
-    """The global generators, with separate states for each stream of an epoch.
+    """A worker's generators, with separate states for each stream of an epoch.
 
     Each of ``seedings`` seeds them for one stream; at first they are in the first stream's
     state. So a stream's numbers do not depend on the order in which streams make items.
     """
 
-    def __init__(self, seedings: Sequence[Callable[[], None]]) -> None:
+    def __init__(self, generators: Generators, seedings: Sequence[Callable[[], None]]) -> None:
+        self._generators = generators
         self._seedings = seedings
         self._states: list[States] = [{} for _ in seedings]
         #: The stream whose states the generators are in.
@@ -61,24 +64,25 @@ class SharedGenerators:
         """Switch to this stream's states, as if no other stream had drawn meanwhile."""
         if stream == self.turn:
             return
-        self._states[self.turn] = _written(_states())
+        self._states[self.turn] = written(self._generators.states())
         states = self._states[stream]
         if states.keys() != self._states[self.turn].keys():
             # A module that was imported since then must be seeded for this stream.
             self._seedings[stream]()
         self.turn = stream
-        set_states(states)
+        set_states(self._generators, states)
 
 
 def check_states(states: Any, where: str, form_of: FormOf) -> None:
     """Raise SnapshotError for values that are no generators' states, or of unknown generators."""
     if type(states) is not dict:
         refuse(where, "a dict of random states", states)
-    unknown = {str(name) for name in states} - _SETTERS.keys()
+    unknown = {str(name) for name in states} - MODULES
     if unknown:
         raise SnapshotError(
             f"the state holds random states of {', '.join(sorted(unknown))}, but this release only"
-            f" sets those of {', '.join(_SETTERS)}; resume with the release that took the state"
+            f" sets those of {', '.join(sorted(MODULES))}; resume with the release that took the"
+            " state"
         )
     for name, state in states.items():
         _FORMS[name](state, f"{where}[{name!r}]", form_of)
@@ -123,68 +127,10 @@ _FORMS: dict[str, Form] = {
 }
 
 
-def set_states(states: States) -> None:
+def set_states(generators: Generators, states: States) -> None:
     """Set the generators' states, importing their modules if necessary."""
-    for name, state in states.items():
+    for module, state in states.items():
         try:
-            _SETTERS[name](state)
+            generators.set_states({module: state})
         except (ValueError, TypeError, RuntimeError) as error:
-            raise SnapshotError(f"{name} refuses its random state: {error}") from error
-
-
-def _written(states: dict[str, Any]) -> States:
-    return {name: _WRITERS[name](state) for name, state in states.items()}
-
-
-def _states() -> dict[str, Any]:
-    states: dict[str, Any] = {"random": random.getstate()}
-    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
-    # Skip a module that another thread is still importing: nothing was drawn from it yet.
-    if numpy_random is not None and hasattr(numpy_random, "get_state"):
-        kind, keys, *others = numpy_random.get_state()
-        states["numpy.random"] = (kind, keys.tobytes(), *others)
-    if torch is not None and hasattr(torch, "get_rng_state"):
-        state = torch.get_rng_state()
-        # Not by numpy(): torch may be installed without NumPy.
-        states["torch"] = ctypes.string_at(state.data_ptr(), state.nbytes)
-    return states
-
-
-def _write_random(state: Any) -> Any:
-    version, numbers, gauss = state
-    return [version, list(numbers), gauss]
-
-
-def _write_numpy(state: Any) -> Any:
-    kind, keys, position, has_gauss, gauss = state
-    return [kind, keys, int(position), int(has_gauss), float(gauss)]
-
-
-def _set_random(state: Any) -> None:
-    version, numbers, gauss = state
-    random.setstate((version, tuple(numbers), gauss))
-
-
-def _set_numpy(state: Any) -> None:
-    import numpy
-
-    kind, keys, *others = state
-    numpy.random.set_state((kind, numpy.frombuffer(keys, dtype="uint32"), *others))
-
-
-def _set_torch(state: Any) -> None:
-    import torch
-
-    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
-_WRITERS: dict[str, Callable[[Any], Any]] = {
-    "random": _write_random,
-    "numpy.random": _write_numpy,
-    "torch": bytes,
-}
-_SETTERS: dict[str, Callable[[Any], None]] = {
-    "random": _set_random,
-    "numpy.random": _set_numpy,
-    "torch": _set_torch,
-}
+            raise SnapshotError(f"{module} refuses its random state: {error}") from error

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from asyncloader.errors import LoaderError, LoopMismatchError, ResourceExhausted, TransportError
 from asyncloader.runtime import without_descriptor
 from asyncloader.system import AT_ONCE, RECEIVING, is_readable, room_for_fds
-from asyncloader.transport.arena import Arena, ArenaView, SlotView
+from asyncloader.transport.arena import Arena
 from asyncloader.transport.frame import (
     MAX_FDS,
     MAX_PAYLOAD,
@@ -145,6 +145,7 @@ class Channel(_End):
     """
 
     place = ""
+    hands_over = False
 
     def __init__(
         self,
@@ -245,10 +246,6 @@ class Channel(_End):
     def lend_from(self, arena: Arena) -> None:
         """Do nothing: the other end maps the arena's segments."""
 
-    def open_memory(self) -> ArenaView:
-        """Return a view of the segments that the other end announces."""
-        return ArenaView()
-
     def close(self) -> None:
         for frame in self._frames:
             close_all(frame.fds)
@@ -274,6 +271,8 @@ OnClosed = Callable[[Exception], None]
 class SupplyEnd(Protocol):
     """The little that a worker asks of the ``Channel`` on which items are dealt to it."""
 
+    hands_over: bool
+
     def send(self, kind: int, payload: bytes) -> None:
         """Send a frame, waiting for room."""
         ...
@@ -286,10 +285,6 @@ class SupplyEnd(Protocol):
         """Return the frames that are there already; does not wait."""
         ...
 
-    def open_memory(self) -> SlotView:
-        """Return this process's view of the slots that the other end speaks of."""
-        ...
-
     def close(self) -> None:
         """End the channel."""
         ...
@@ -299,10 +294,12 @@ class BlockingEnd(Protocol):
     """The little that a conversation asks of ``Channel``, whatever carries the frames.
 
     Where no descriptors can be sent, ``fds`` are other things for the same purpose. ``place`` says
-    for messages where this end is; it is empty on the loader's own machine.
+    for messages where this end is; it is empty on the loader's own machine. With ``hands_over``
+    both ends are in one process, and items are handed over as they are.
     """
 
     place: str
+    hands_over: bool
 
     def send(
         self,
@@ -360,6 +357,8 @@ class BlockingEnd(Protocol):
 class LoopEnd(Protocol):
     """The little that a loader asks of ``LoopChannel``, whatever carries the frames."""
 
+    hands_over: bool
+
     def attach(
         self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
     ) -> None:
@@ -392,6 +391,8 @@ class LoopChannel(_End):
     peer sends waits in the kernel. Sending is always possible and never waits.
     All methods belong to the loop's thread.
     """
+
+    hands_over = False
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from asyncloader.errors import TransportError
 from asyncloader.safe_error_text import text_of, traceback_of
@@ -32,10 +32,10 @@ from asyncloader.transport.raw_arrays import has_torch, speaks_of_torch
 
 
 class Encoded(NamedTuple):
-    """A payload in parts, and the descriptors to be given away with its frame."""
+    """A payload in parts, and what is given away with its frame: descriptors, say."""
 
     parts: list[Buffer]
-    fds: tuple[int, ...] = ()
+    fds: tuple[Any, ...] = ()
 
 
 def never_wait(nbytes: int) -> bool:
@@ -63,9 +63,13 @@ class Encoder:
         self._on_full = on_full
         self.pickler = Pickler(pickler_by_value, main_by_value=main_by_value)
 
+    def packing(self, pipe: Any = None) -> Packing:
+        """Return a payload to be made item by item, of a pipe's items."""
+        return Packing(self)
+
     def encode(self, items: Sequence[Any]) -> Encoded:
         """Return the payload for these items, or raise what pickling one of them raised."""
-        packing = Packing(self)
+        packing = self.packing()
         try:
             for item in items:
                 if not packing.add_plain(item):
@@ -124,7 +128,7 @@ class Packing:
 
     def add_plain(self, item: Any) -> bool:
         """Add an item if it is plain and comes before all that are not; return whether it was."""
-        if self.pickles or not (nbytes := _plain_size(item)):
+        if self.pickles or not (nbytes := plain_size(item)):
             return False
         self.plain.append(item.copy() if type(item) in _CHANGING else item)
         self.nbytes += nbytes
@@ -180,7 +184,7 @@ _PLAIN_VALUES = 1_000
 _PLAIN_BYTES = 1 << 14
 
 
-def _plain_size(item: Any) -> int:
+def plain_size(item: Any) -> int:
     """The bytes of a plain item, roughly; 0 for any other item."""
     kind = type(item)
     if kind is list or kind is tuple:
@@ -198,6 +202,69 @@ def _size_of(values: list[Any] | tuple[Any, ...]) -> int:
         return _NUMBER_BYTES * (1 + len(values))
     nbytes = sum(map(sys.getsizeof, values)) if kinds <= _PLAIN else 0
     return nbytes if nbytes <= _PLAIN_BYTES else 0
+
+
+class Admitted(Protocol):
+    """A payload that has arrived, as those see it who wait for its items."""
+
+    @property
+    def items(self) -> int:
+        """How many items there are."""
+        ...
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether torch is imported to decode this."""
+        ...
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether decoding this takes so long that a thread should do it."""
+        ...
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a thread should do it if the memory is copied."""
+        ...
+
+
+class Opener(Protocol):
+    """The little that a receiver asks of ``Decoder``, however items travel."""
+
+    #: How many items could not be unpickled so far.
+    refused: int
+
+    def admit(self, payload: bytes | memoryview, things: Sequence[Any]) -> Admitted:
+        """Register a payload that arrived, and what came beside it."""
+        ...
+
+    def items(self, admitted: Any) -> list[Any]:
+        """Return the items of an admitted payload."""
+        ...
+
+    def give_back(self, admitted: Any) -> None:
+        """Return what an admitted payload holds without looking at its items."""
+        ...
+
+    def has_unopened(self) -> bool:
+        """Whether a payload that was admitted is neither decoded nor given back."""
+        ...
+
+    def would_copy(self, admitted: Any) -> bool:
+        """Whether decoding a payload now would copy memory that is in slots."""
+        ...
+
+    def holds_much(self) -> bool:
+        """Whether the items hold so much of the sender's memory that others may be copied."""
+        ...
+
+    def take_released(self) -> list[int]:
+        """Return the slots that came back since the last call, for the sender."""
+        ...
+
+    def close(self) -> None:
+        """Forget the memory that holds no item."""
+        ...
 
 
 class Decoder:
@@ -274,6 +341,18 @@ class Decoder:
         self._unopened.pop()
         for ref in admitted.slots:
             self._view.give_back(ref)
+
+    def holds_much(self) -> bool:
+        """Whether the items hold so much of the sender's memory that others may be copied."""
+        return self._view.holds_much()
+
+    def take_released(self) -> list[int]:
+        """Return the slots that came back since the last call, for the sender."""
+        return self._view.take_released()
+
+    def close(self) -> None:
+        """Forget the memory that holds no item."""
+        self._view.close()
 
     def _buffers(self, admitted: Payload) -> Iterator[Any]:
         """Return the memory of each buffer."""

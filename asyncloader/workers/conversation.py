@@ -18,8 +18,9 @@ from typing import Any
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import BlockingEnd, Channel
-from asyncloader.transport.codec import Encoded, Encoder, never_wait
+from asyncloader.transport.codec import Encoded, never_wait
 from asyncloader.transport.frame import Frame
+from asyncloader.workers.handing import encoder_for
 from asyncloader.workers.messages import (
     NO_EPOCH,
     NO_NOTE,
@@ -80,7 +81,9 @@ class Conversation:
         self.lock = threading.RLock()
         self._say = channel.send if waits else channel.post
         on_full = self._wait_for_slot if waits else never_wait
-        self.encoder = Encoder(self._arena, on_full=on_full)
+        self.encoder = encoder_for(channel, self._arena, on_full=on_full)
+        #: Whether items are handed over as they are, and may be in whatever memory.
+        self.hands_over = channel.hands_over
 
     @property
     def arena(self) -> Arena:
@@ -128,7 +131,7 @@ class Conversation:
 
     def allocate(self, nbytes: int) -> memoryview | None:
         """Return shared memory in which an item can be made, or None if there is none."""
-        if nbytes < _WORTH_A_SLOT:
+        if nbytes < _WORTH_A_SLOT or self.hands_over:
             return None
         try:
             with self.lock:

@@ -18,10 +18,10 @@ from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.errors import LoaderError, TransportError
 from asyncloader.transport.channel import SupplyEnd, close_all
-from asyncloader.transport.codec import Decoder
 from asyncloader.transport.frame import Frame
 from asyncloader.waiting import Stopped
 from asyncloader.worker_info import get_worker_info
+from asyncloader.workers.handing import opener_for
 from asyncloader.workers.messages import (
     EndEpoch,
     FrameKind,
@@ -44,8 +44,7 @@ class Supply:
 
     def __init__(self, channel: SupplyEnd) -> None:
         self._channel = channel
-        self._view = channel.open_memory()
-        self._decoder = Decoder(self._view)
+        self._decoder = opener_for(channel)
         #: Frames that were received and not opened yet. Those of an epoch that was left must
         #: be opened too, because they announce shared memory.
         self._arrived: deque[Frame] = deque()
@@ -53,9 +52,9 @@ class Supply:
     def close(self) -> None:
         """Close the channel, and give the shared memory back."""
         for frame in self._arrived:
-            close_all(frame.fds)
+            close_all(each for each in frame.fds if isinstance(each, int))
         self._channel.close()
-        self._view.close()
+        self._decoder.close()
 
     def items(self, epoch: int) -> Iterator[Any]:
         """Yield the items dealt to this worker in an epoch; raise Stopped if the epoch is left."""
@@ -82,7 +81,7 @@ class Supply:
 
     def _grant(self, epoch: int, credits: int) -> None:
         """Grant more credits, and return the slots that nobody uses any more."""
-        released = self._view.take_released()
+        released = self._decoder.take_released()
         with _stopping_when_gone():
             if released:
                 self._channel.send(FrameKind.RELEASED, dump_slots(released))

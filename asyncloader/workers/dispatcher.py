@@ -7,7 +7,6 @@ deals its items: each item goes to one worker, in turn, as far as the workers as
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.places.marks import FIRST, DealStart, dump_mark
 from asyncloader.places.random_states import RandomStates
 from asyncloader.runtime import LoopThread
+from asyncloader.system import ready_of
 from asyncloader.transport.channel import BlockingEnd, Channel
 from asyncloader.transport.parcel import unpack_code
 from asyncloader.workers.conversation import Conversation, refuse
@@ -49,7 +49,7 @@ from asyncloader.workers.messages import (
     StreamEnded,
     StreamFailed,
 )
-from asyncloader.workers.process.setup import seed_globals
+from asyncloader.workers.process.setup import OwnProcess, Surroundings
 from asyncloader.workers.remote_errors import pack_error
 from asyncloader.workers.stream import FRAME_CREDITS, FlushTimer, Stream
 from asyncloader.workers.worker_stats import Account
@@ -69,7 +69,7 @@ class DispatchPlan:
 def main(sock: socket.socket) -> None:
     """Deal until the loader closes the channel."""
     try:
-        process = Dispatcher(Conversation(Channel(sock)))
+        process = Dispatcher(Conversation(Channel(sock)), OwnProcess())
     except ResourceExhausted as error:
         refuse(sock, error)
         return
@@ -77,17 +77,18 @@ def main(sock: socket.socket) -> None:
         process.serve()
 
 
-def work(channel: BlockingEnd) -> None:
-    """Deal until the loader closes the channel, in a process that is known to be in order."""
+def work(channel: BlockingEnd, surroundings: Surroundings) -> None:
+    """Deal until the loader closes the channel, where all is known to be in order."""
     with contextlib.suppress(EOFError):
-        Dispatcher(Conversation(channel)).serve()
+        Dispatcher(Conversation(channel), surroundings).serve()
 
 
 class Dispatcher:
     """Runs the part of the graph that runs once, and deals its items to the workers."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, surroundings: Surroundings) -> None:
         self._conversation = conversation
+        self._surroundings = surroundings
         self._thread = LoopThread()
         self._account = Account(conversation, Dispatcher._deal.__code__, lambda: [self._dealt])
         self._context = run_at(Home(self._thread, self._account.watching))
@@ -99,7 +100,7 @@ class Dispatcher:
         self._epoch = NO_EPOCH
         self._turn = 0
         self._is_paused = False
-        self._states = RandomStates()
+        self._states = RandomStates(self._surroundings.generators)
         self._tree = NOTHING.edge.tree
         self._marker = Marker(NOTHING, self._states)
         # How many items were dealt in this epoch, and how many the workers had before it resumed.
@@ -127,21 +128,16 @@ class Dispatcher:
 
     def _hear(self, *, wait: bool) -> None:
         """Handle the messages of the loader and the workers; wait if there is nothing to do."""
-        poll = select.poll()
-        poll.register(self._conversation.fileno(), select.POLLIN)
         targets = {
             target.conversation.fileno(): target for target in self._targets if not target.is_gone
         }
-        for fd, target in targets.items():
-            poll.register(
-                fd, select.POLLIN | (select.POLLOUT if target.conversation.has_unsent() else 0)
-            )
+        unsent = [fd for fd, target in targets.items() if target.conversation.has_unsent()]
         if wait:
             self._account.main.resting_since = perf_counter()
-        heard = poll.poll(None if wait else 0)
+        heard = ready_of([self._conversation.fileno(), *targets], unsent, None if wait else 0.0)
         if wait:
             self._account.main.resume()
-        for fd, _ in heard:
+        for fd in heard:
             if fd in targets:
                 targets[fd].hear()
             else:
@@ -189,7 +185,7 @@ class Dispatcher:
             target.begin(command.epoch, marker, maker, lambda: self._dealt)
         try:
             part = self._reset(command)
-            self._states = RandomStates()
+            self._states = RandomStates(self._surroundings.generators)
             self._account.begin(command.epoch, [part])
             self._begin_dealing(part, command.deal or DealStart(FIRST, (0,) * len(self._targets)))
         except Exception as error:  # noqa: BLE001 - user code ran; the loader raises it
@@ -206,7 +202,7 @@ class Dispatcher:
     def _reset(self, command: StartEpoch) -> PreparedPart:
         assert self._part is not None
         generator = command.seed_generator
-        seed_globals(None, [generator.generate_shared_seed() for _ in range(3)])
+        self._surroundings.seed([generator.generate_shared_seed() for _ in range(3)])
         self._part.seed(command.shared_seeds, generator)
         if command.resets == NO_RESETS:
             return self._part.prepared(RunTree())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +16,10 @@ from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.errors import TransportError
 from asyncloader.runtime import begin_task, in_thread
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.channel import LoopChannel, OnClosed
-from asyncloader.transport.codec import Encoded, Encoder
+from asyncloader.transport.channel import LoopEnd, OnClosed
+from asyncloader.transport.codec import Encoded
 from asyncloader.transport.frame import Frame
+from asyncloader.workers.handing import encoder_for
 from asyncloader.workers.messages import (
     NO_EPOCH,
     EndEpoch,
@@ -36,7 +36,7 @@ from asyncloader.workers.messages import (
 class FeedLine:
     """Deals items to one worker, as far as it grants. All methods belong to the loop."""
 
-    def __init__(self, sock: socket.socket, arena_bytes: int) -> None:
+    def __init__(self, channel: LoopEnd, arena_bytes: int) -> None:
         #: How many more items the worker asks for.
         self.credits = 0
         #: The items the worker has not given back, oldest first, with the time they were dealt.
@@ -48,10 +48,10 @@ class FeedLine:
         #: Whether the worker was dealt items without a key.
         self.has_unkeyed = False
         self.last_heard = time.monotonic()
-        self._channel = LoopChannel(sock)
+        self._channel = channel
         self._arena = Arena(arena_bytes)
         # A worker cannot import the main script, which may define an item's class.
-        self._encoder = Encoder(self._arena, main_by_value=True)
+        self._encoder = encoder_for(channel, self._arena, main_by_value=True)
         self._epoch = NO_EPOCH
         #: Whether a thread uses the arena; slots that come back meanwhile wait.
         self._is_encoding = False

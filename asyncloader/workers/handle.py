@@ -7,7 +7,6 @@ channel, and the shared memory that is returned.
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import time
 import weakref
@@ -30,8 +29,7 @@ from asyncloader.places.marks import Mark
 from asyncloader.places.stream_place import Dealing
 from asyncloader.runtime import descriptors_for, running_loop
 from asyncloader.safe_error_text import repr_of
-from asyncloader.transport.channel import close_all
-from asyncloader.transport.codec import Decoder
+from asyncloader.transport.channel import LoopEnd, close_all
 from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.waiting import Patience, call_soon
 from asyncloader.workers.feed_line import FeedLine
@@ -97,8 +95,7 @@ class WorkerHandle:
         self._is_paused = False
         self._last_heard = time.monotonic()
         self._channel = process.open_channel()
-        self._view = process.open_memory(self._wake_to_return, copy_beyond=copy_beyond)
-        self._decoder = Decoder(self._view)
+        self._decoder = process.open_items(self._wake_to_return, copy_beyond=copy_beyond)
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The loop that is told of the process's death, once, also while this is detached.
         self._watched_on: asyncio.AbstractEventLoop | None = None
@@ -139,9 +136,9 @@ class WorkerHandle:
         if self.line is not None:
             self.line.detach()
 
-    def add_line(self, sock: socket.socket, arena_bytes: int) -> None:
+    def add_line(self, channel: LoopEnd, arena_bytes: int) -> None:
         """Add a line that feeds the worker from the loader; call this while attached."""
-        self.line = FeedLine(sock, arena_bytes)
+        self.line = FeedLine(channel, arena_bytes)
         if self._loop is not None:
             self.line.attach(self._loop, self._on_broken)
 
@@ -208,7 +205,7 @@ class WorkerHandle:
 
     def holds_much(self) -> bool:
         """Whether items that came from the worker hold much of its memory."""
-        return self._view.holds_much()
+        return self._decoder.holds_much()
 
     def leave_epoch(self) -> None:
         """End the epoch for the worker, unless it has sent everything, and leave the loop."""
@@ -235,7 +232,7 @@ class WorkerHandle:
         self.end_epoch()
         self._unwatch()
         self._channel.close()
-        self._view.close()
+        self._decoder.close()
         if self.line is not None:
             self.line.close()
 
@@ -415,7 +412,7 @@ class WorkerHandle:
             call_soon(loop, self._return_slots)
 
     def _return_slots(self) -> None:
-        slots = self._view.take_released()
+        slots = self._decoder.take_released()
         if slots:
             self._channel.send(FrameKind.RELEASED, dump_slots(slots))
 

@@ -28,14 +28,14 @@ from asyncloader.errors import TransportError
 from asyncloader.places.marks import FIRST, Mark, Noted, load_mark, load_told
 from asyncloader.places.stream_place import WorkerStart, start_after_arrived
 from asyncloader.runtime import in_thread
-from asyncloader.transport.codec import Decoder, Payload
+from asyncloader.transport.codec import Admitted, Opener
 from asyncloader.transport.raw_arrays import import_torch
 from asyncloader.workers.messages import NO_NOTE, Note
 
 
 class _Arrived(NamedTuple):
-    frame: Payload
-    decoder: Decoder
+    frame: Admitted
+    decoder: Opener
     mark: Noted
     cost: int
     #: The numbers of the items, where it is recorded what becomes of them.
@@ -157,9 +157,7 @@ class Inbox:
     The worker that sends them may be replaced by another, which resumes from a mark.
     """
 
-    def __init__(
-        self, decoder: Decoder, worker: int, mark: Mark = FIRST, unwanted: int = 0
-    ) -> None:
+    def __init__(self, decoder: Opener, worker: int, mark: Mark = FIRST, unwanted: int = 0) -> None:
         self.worker = worker
         #: How many of the stream's items were taken, and how many have arrived.
         self.position = self.arrived = mark.position + unwanted
@@ -188,7 +186,7 @@ class Inbox:
         #: could not be read was in the way.
         self.has_ended = self.is_refused = False
 
-    def put(self, frame: Payload, cost: int = 1, note: Note = NO_NOTE) -> None:
+    def put(self, frame: Admitted, cost: int = 1, note: Note = NO_NOTE) -> None:
         """Add a frame that arrived, with its cost in credits and its note.
 
         After an item that could not be read, frames are dropped.
@@ -237,7 +235,7 @@ class Inbox:
             return self.record.start_after_arrived()
         return start_after_arrived(self.latest_mark, self.arrived)
 
-    def continue_with(self, decoder: Decoder) -> None:
+    def continue_with(self, decoder: Opener) -> None:
         """Continue with frames from another worker."""
         self._decoder = decoder
         self.has_ended, self.error = False, None

@@ -35,7 +35,7 @@ from asyncloader.datapipes.settled import (
 )
 from asyncloader.errors import LoaderError
 from asyncloader.places.marks import FIRST, Mark
-from asyncloader.places.random_states import RandomStates, set_states
+from asyncloader.places.random_states import RandomStates
 from asyncloader.workers.dispatch_source import FromDispatcher
 from asyncloader.workers.graph_part import Branches, PreparedPart
 
@@ -83,7 +83,7 @@ class Marker:
             # A reset may have returned any iterable, which can begin only at its first item.
             return dropped(iter(self._run.pipe), self.first)
         if mark.states is not None:
-            set_states(mark.states)
+            self._states.restore(mark.states)
         run = self._run
         if self._settled is not None and pipes.tells:
             return self._begin_section(self._settled)

@@ -21,7 +21,6 @@ from asyncloader.places.marks import FIRST, DealStart
 from asyncloader.places.stream_place import Dealing, StreamPlace, WorkerStart
 from asyncloader.runtime import descriptors_for
 from asyncloader.seeds import SeedGenerator
-from asyncloader.system import channel_pair
 from asyncloader.transport.parcel import Parcel
 from asyncloader.waiting import AwaitsOthers, LoopWaiter, call_soon
 from asyncloader.worker_info import WorkerInfo
@@ -363,7 +362,7 @@ def _leave_nothing(processes: list[WorkerProcess]) -> None:
     """Kill the workers of a pool that was dropped without being closed."""
     if any(process.is_ours() for process in processes):
         count = len(processes)
-        running = "1 worker process was" if count == 1 else f"{count} worker processes were"
+        running = "1 worker was" if count == 1 else f"{count} workers were"
         warnings.warn(
             f"{running} still running when their loader was dropped; use `async with loader`,"
             " `with loader`, aclose() or shutdown()",
@@ -559,9 +558,9 @@ class Starter(AwaitsOthers):
                 fds.append(ends[0])
                 dealt.append(ends[1])
             if self._has_lines:
-                from_loader, to_loader = channel_pair()
-                fds.append(from_loader.detach())
-                handle.add_line(to_loader, self._share())
+                ours, theirs = self._engine.line()
+                fds.append(theirs)
+                handle.add_line(ours, self._share())
             handle.send(self._setup(handle.worker or 0, self._plan), fds=fds)
         if dispatcher is not None and self._deal is not None:
             fds = self._engine.shared(self._deal.plan) + dealt

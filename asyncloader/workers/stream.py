@@ -23,7 +23,7 @@ from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.places.marks import Mark
 from asyncloader.runtime import start_thread
 from asyncloader.safe_error_text import repr_of
-from asyncloader.transport.codec import NUMBERS, Packing
+from asyncloader.transport.codec import NUMBERS
 from asyncloader.waiting import Stopped
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.marker import Marker
@@ -91,7 +91,7 @@ class Stream:
         self._credit_bytes = credit_bytes(conversation.arena.budget, credits)
         self._unlooked_bytes = min(_UNLOOKED_BYTES, self._credit_bytes // 8)
         self._one_by_one = one_by_one
-        self._packing = Packing(conversation.encoder)
+        self._packing = conversation.encoder.packing(pipe)
         #: Whether the clock was looked at since the open frame's first item. The timer may send
         #: the frame at any moment; then the next item is the first of another one.
         self._is_looked_after = False

@@ -56,7 +56,7 @@ from asyncloader.workers.messages import (
     StartEpoch,
     StartFailed,
 )
-from asyncloader.workers.process.setup import become_worker, seed_globals
+from asyncloader.workers.process.setup import OwnProcess, Surroundings
 from asyncloader.workers.remote_errors import pack_error
 from asyncloader.workers.stream import FlushTimer, Stream
 from asyncloader.workers.worker_stats import Account
@@ -74,7 +74,7 @@ class WorkerPlan:
 def main(sock: socket.socket) -> None:
     """Work until the loader closes the channel."""
     try:
-        process = Worker(Conversation(Channel(sock)))
+        process = Worker(Conversation(Channel(sock)), OwnProcess())
     except ResourceExhausted as error:
         refuse(sock, error)
         return
@@ -82,17 +82,18 @@ def main(sock: socket.socket) -> None:
         process.serve()
 
 
-def work(channel: BlockingEnd) -> None:
-    """Work until the loader closes the channel, in a process that is known to be in order."""
+def work(channel: BlockingEnd, surroundings: Surroundings) -> None:
+    """Work until the loader closes the channel, where all is known to be in order."""
     with contextlib.suppress(EOFError):
-        Worker(Conversation(channel)).serve()
+        Worker(Conversation(channel), surroundings).serve()
 
 
 class Worker:
     """Runs a copy of the graph's replicable part for a loader."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, surroundings: Surroundings) -> None:
         self._conversation = conversation
+        self._surroundings = surroundings
         self._thread = LoopThread()
         self._account = Account(conversation, Stream.advance.__code__, self._made)
         self._home = Home(self._thread, self._account.watching)
@@ -108,7 +109,7 @@ class Worker:
         self._supplies: list[Supply] = []
         #: The parts that the epoch's streams iterate, and the streams that have begun.
         self._ready: list[PreparedPart] = []
-        self._generators = SharedGenerators(())
+        self._generators = SharedGenerators(surroundings.generators, ())
         self._streams: dict[int, Stream] = {}
         #: When the streams of the epoch before last sent something.
         self._sent: dict[int, float] = {}
@@ -168,7 +169,9 @@ class Worker:
     def _set_up(self, command: Setup) -> None:
         self._conversation.arena.budget = command.arena_bytes
         self._info = command.info
-        become_worker(command.info)
+        self._surroundings.settle(command.info)
+        # Made again, of a context that knows which worker this is.
+        self._context = run_at(self._home)
         expect_methods(command.homes)
         plan_fds, channels = self._conversation.take_fds(command.plan_fds)
         try:
@@ -242,7 +245,13 @@ class Worker:
             number=command.stream,
             credits=command.credits,
             one_by_one=command.one_by_one,
-            marker=Marker(part, RandomStates(), command.mark, command.unwanted, command.settled),
+            marker=Marker(
+                part,
+                RandomStates(self._surroundings.generators),
+                command.mark,
+                command.unwanted,
+                command.settled,
+            ),
             sent=self._sent.get(command.stream, 0.0),
         )
         self._streams[command.stream] = stream
@@ -261,7 +270,7 @@ class Worker:
             part.seed(command.shared_seeds, generator)
             ready.append(self._prepared(part, tree, command))
         seedings = [first, *(self._seeding(generator) for _ in ready[1:])]
-        self._generators = SharedGenerators(seedings)
+        self._generators = SharedGenerators(self._surroundings.generators, seedings)
         self._let_last_make_in_slots(ready)
         return ready
 
@@ -282,8 +291,8 @@ class Worker:
         return part.reset(tree, both, command.seed_generator)
 
     def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
-        """Return a function that seeds the global generators, each time in the same way."""
-        return partial(seed_globals, self._info, [generator.generate_seed() for _ in range(3)])
+        """Return a function that seeds the worker's generators, each time in the same way."""
+        return partial(self._surroundings.seed, [generator.generate_seed() for _ in range(3)])
 
     def _let_last_make_in_slots(self, ready: list[PreparedPart]) -> None:
         # A reset may have added another pipe at the end, and one stream's last pipe may be

@@ -86,7 +86,7 @@ def dropped_between_epochs() -> None:
     async def an_epoch() -> None:
         assert [number async for number in loader_of(numbers(10), 2)] == list(range(10))
 
-    with one_resource_warning("2 worker processes were still running"):
+    with one_resource_warning("2 workers were still running"):
         asyncio.run(an_epoch(), debug=True)
         gc.collect()
         assert no_workers()
@@ -96,7 +96,7 @@ def dropped_in_the_middle_of_a_for() -> None:
     def begin() -> None:
         assert next(iter(loader_of(numbers(1000), 2))) == 0
 
-    with one_resource_warning("2 worker processes were still running"):
+    with one_resource_warning("2 workers were still running"):
         begin()
         with within(1.0):
             while not no_workers():

@@ -14,6 +14,7 @@ import torch
 
 from asyncloader import DataLoader2, MultiProcessingReadingService, SnapshotError
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.generators import PROCESS
 from asyncloader.places.random_states import RandomStates, SharedGenerators
 from asyncloader.places.snapshot import checksum, is_tensor, to_text
 
@@ -45,7 +46,7 @@ def alone(seed: int, count: int) -> list[Any]:
 def test_each_stream_draws_as_if_it_were_alone():
     expected = alone(1, 12), alone(2, 12)
     seeding(1)
-    generators = SharedGenerators([partial(seeding, 1), partial(seeding, 2)])
+    generators = SharedGenerators(PROCESS, [partial(seeding, 1), partial(seeding, 2)])
     found: tuple[list[Any], list[Any]] = ([], [])
     for stream in map(int, "001011100101101001101100"):
         generators.turn_to(stream)
@@ -55,10 +56,10 @@ def test_each_stream_draws_as_if_it_were_alone():
 
 def test_a_stream_that_has_drawn_nothing_is_told_apart_from_one_that_has():
     seeding(1)
-    generators = SharedGenerators([partial(seeding, 1), partial(seeding, 2)])
-    first = RandomStates()
+    generators = SharedGenerators(PROCESS, [partial(seeding, 1), partial(seeding, 2)])
+    first = RandomStates(PROCESS)
     generators.turn_to(1)
-    second = RandomStates()
+    second = RandomStates(PROCESS)
     drawn()
     assert second.changed() is not None
     generators.turn_to(0)
@@ -92,7 +93,7 @@ def test_a_state_with_generators_of_another_release_is_refused_by_name():
 def test_modules_that_another_thread_is_importing_have_no_states_yet(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.setitem(sys.modules, "numpy.random", ModuleType("numpy.random"))
-    states = RandomStates()
+    states = RandomStates(PROCESS)
     assert states.changed() is None
     random.random()
     assert list(states.changed() or ()) == ["random"]

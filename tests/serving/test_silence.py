@@ -20,6 +20,7 @@ from asyncloader import DataLoader2, Feed, MultiProcessingReadingService, Worker
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.transport.arena import ArenaView
 from asyncloader.transport.channel import LoopChannel
+from asyncloader.transport.codec import Decoder
 from asyncloader.workers import fed_stream
 from asyncloader.workers.fed_stream import Silence
 from asyncloader.workers.handle import WorkerHandle
@@ -140,7 +141,7 @@ def test_a_worker_that_was_told_to_pause_is_not_silent():
     with theirs:
         process = SimpleNamespace(
             open_channel=lambda: LoopChannel(ours),
-            open_memory=lambda wake, copy_beyond: ArenaView(wake, copy_beyond=copy_beyond),
+            open_items=lambda wake, copy_beyond: Decoder(ArenaView(wake, copy_beyond=copy_beyond)),
         )
         link = WorkerHandle("worker 0", 0, process)
         link.set_paused(True)

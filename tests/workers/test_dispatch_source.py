@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from asyncloader.generators import PROCESS
 from asyncloader.places.random_states import RandomStates
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
@@ -104,7 +105,7 @@ def test_a_worker_that_asks_for_nothing_is_dealt_many_small_items_and_few_large_
         ours, theirs = socket.socketpair()
         flush_timer = FlushTimer()
         target = DispatchTarget(Channel(ours), 64 << 20, flush_timer, pack_error)
-        target.begin(1, Marker(NOTHING, RandomStates()), (), int)
+        target.begin(1, Marker(NOTHING, RandomStates(PROCESS)), (), int)
         count = 0
         while target.has_room():
             assert target.stream is not None

@@ -15,6 +15,7 @@ import pytest
 from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
 from asyncloader.transport.arena import ArenaView
 from asyncloader.transport.channel import Channel, LoopChannel
+from asyncloader.transport.codec import Decoder
 from asyncloader.workers import handle as handle_module
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.messages import NO_EPOCH, FrameKind, StartFailed, dump_message, dump_slots
@@ -35,8 +36,8 @@ class Worker:
     def open_channel(self) -> LoopChannel:
         return LoopChannel(self.sock)
 
-    def open_memory(self, wake: Any, *, copy_beyond: int) -> ArenaView:
-        return ArenaView(wake, copy_beyond=copy_beyond)
+    def open_items(self, wake: Any, *, copy_beyond: int) -> Decoder:
+        return Decoder(ArenaView(wake, copy_beyond=copy_beyond))
 
     def kill(self) -> None:
         self.killed.set()
@@ -55,7 +56,7 @@ def fed() -> Iterator[tuple[WorkerHandle, Worker, socket.socket]]:
     worker = Worker(ours, Channel(theirs))
     handle = WorkerHandle("worker 3", 3, worker)  # type: ignore[arg-type]  # of a process it has enough
     handle.attach(asyncio.get_running_loop(), lambda: None)
-    handle.add_line(to_worker, 1 << 20)
+    handle.add_line(LoopChannel(to_worker), 1 << 20)
     with theirs, from_loader:
         try:
             yield handle, worker, from_loader

@@ -12,6 +12,7 @@ import pytest
 
 from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.errors import PipelineError
+from asyncloader.generators import PROCESS
 from asyncloader.graph.walk import pipes_of
 from asyncloader.places.random_states import RandomStates
 from asyncloader.transport.channel import Channel
@@ -82,7 +83,7 @@ class Bench:
             number=0,
             credits=credits,
             one_by_one=one_by_one,
-            marker=Marker(part, RandomStates()),
+            marker=Marker(part, RandomStates(PROCESS)),
             sent=sent,
         )
 

@@ -51,6 +51,7 @@ from asyncloader.workers.messages import (
     split_items,
 )
 from asyncloader.workers.remote_errors import unpack_error
+from asyncloader.workers.threads.own_thread import OwnThread
 from asyncloader.workers.worker import WorkerPlan
 
 SOON = 10.0
@@ -127,14 +128,11 @@ class Loader:
 
 @pytest.fixture
 def loader(monkeypatch) -> Iterator[Loader]:
-    # This process is not to become a worker.
-    for name in ("become_worker", "seed_globals"):
-        monkeypatch.setattr(program, name, lambda *args: None)
     # So that items of a size that sockets hold are heavy.
     monkeypatch.setattr(messages, "CREDIT_BYTES", 64 << 10)
     ours, theirs = socket.socketpair()
     before = set(threading.enumerate())
-    worker = threading.Thread(target=program.main, args=(theirs,))
+    worker = threading.Thread(target=program.work, args=(Channel(theirs), OwnThread()))
     worker.start()
     loader = Loader(ours)
     yield loader

@@ -27,6 +27,7 @@ from asyncloader.transport.frame import Buffer, Frame
 from asyncloader.workers.actors.cluster import import_ray
 from asyncloader.workers.actors.far_end import FarEnd, joined
 from asyncloader.workers.messages import FrameKind, split_items
+from asyncloader.workers.process.setup import OwnProcess
 
 #: The number of the mailbox that an actor has for its loader; others are for other actors.
 LOADER = 0
@@ -84,7 +85,7 @@ class Actor:
 def _run(program: str, loader: Mailbox) -> None:
     code = 0
     try:
-        importlib.import_module(program).work(loader)
+        importlib.import_module(program).work(loader, OwnProcess())
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except BaseException:  # noqa: BLE001  user code ran: whatever it raised ends the process
@@ -114,6 +115,8 @@ class Mailbox:
 
     ``box_of`` returns the actor's other boxes by their numbers.
     """
+
+    hands_over = False
 
     def __init__(self, place: str, box_of: Callable[[int], Mailbox]) -> None:
         self.place = place

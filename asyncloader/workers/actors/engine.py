@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import pickle
 import threading
 import time
@@ -22,8 +21,9 @@ from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.memory import SharedBytes
 from asyncloader.runtime import CallThread, uncancellable
+from asyncloader.transport.channel import LoopEnd
+from asyncloader.transport.codec import Decoder
 from asyncloader.transport.parcel import Parcel, pack_code
-from asyncloader.waiting import call_soon, release
 from asyncloader.workers.actors.actor import LOADER, Actor, versions
 from asyncloader.workers.actors.cluster import (
     answer_of,
@@ -33,7 +33,8 @@ from asyncloader.workers.actors.cluster import (
     initialized_ray,
     needs_of,
 )
-from asyncloader.workers.actors.far_end import ArrivedMemory, FarEnd
+from asyncloader.workers.actors.far_end import FarEnd
+from asyncloader.workers.mortal import Mortal
 from asyncloader.workers.process.process import UNKNOWN, ProcessPlan, WorkerProcess, how_it_ended
 
 logger = logging.getLogger("asyncloader")
@@ -124,6 +125,9 @@ class ActorEngine:
         # Mailbox.opened makes the two ends of these.
         return (dealer.actor, number), number
 
+    def line(self) -> tuple[LoopEnd, Any]:
+        raise AssertionError("a graph with a Feed is refused before actors are started")
+
     def avoid(self, node_id: str) -> None:
         """Start no more actors on a node, as long as there are others that have room for them.
 
@@ -211,26 +215,20 @@ def _check_versions(process: ActorProcess, there: dict[str, str]) -> None:
             )
 
 
-class ActorProcess:
+class ActorProcess(Mortal):
     """An actor, from its start until ``release``."""
 
     def __init__(self, name: str, engine: ActorEngine) -> None:
-        self.name = name
+        super().__init__(name)
         self.pid = 0
         self.exitcode: int | None = None
         self.node = ""
         self._node_id = ""
         self._engine = engine
-        self._owner = os.getpid()
         self._calls = CallThread(f"{name} calls")
         #: Ray's handle, and the end of the channel; None before the start.
         self.actor: Any = None
         self._end: FarEnd | None = None
-        self._lock = threading.RLock()
-        #: What is called on which loop when the actor is dead.
-        self._watches: dict[Callable[[], None], asyncio.AbstractEventLoop] = {}
-        self._dead = threading.Event()
-        self._how = ""
 
     def begin(self, make: Callable[[], Any]) -> Future[dict[str, str]]:
         """Have the actor made; the future has its versions when it is there."""
@@ -246,31 +244,11 @@ class ActorProcess:
         assert self._end is not None
         return self._end
 
-    def open_memory(self, wake: Callable[[], None], *, copy_beyond: int) -> ArrivedMemory:
+    def open_items(self, wake: Callable[[], None], *, copy_beyond: int) -> Decoder:
         assert self._end is not None
         self._end.memory.wake = wake
         self._end.memory.keep(copy_beyond)
-        return self._end.memory
-
-    def on_death(
-        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]
-    ) -> Callable[[], object]:
-        def tell() -> None:
-            # Somebody may have lost interest meanwhile.
-            if self._watches.pop(tell, None) is not None:
-                callback()
-
-        with self._lock:
-            self._watches[tell] = loop
-            if self._dead.is_set():
-                call_soon(loop, tell)
-        return partial(self._watches.pop, tell, None)
-
-    def is_dead(self) -> bool:
-        return self._dead.is_set()
-
-    def how_it_ended(self) -> str:
-        return self._how
+        return self._end.open_items()
 
     def holding_up(self) -> list[UnderWay]:
         # An actor answers by a call, which nobody can wait for here.
@@ -291,18 +269,6 @@ class ActorProcess:
         # At once for us: what a lost actor still does is not waited for, and not delivered.
         self._die("was killed")
 
-    async def wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        dead: asyncio.Future[None] = loop.create_future()
-        unwatch = self.on_death(loop, partial(release, dead))
-        try:
-            await dead
-        finally:
-            unwatch()
-
-    def wait_now(self, timeout: float) -> None:
-        self._dead.wait(timeout)
-
     def release(self) -> None:
         self.kill()
         if self._end is not None:
@@ -310,9 +276,6 @@ class ActorProcess:
         # After what is still to be sent: that may ask the engine for its objects.
         self._calls.submit(partial(self._engine.forget, self))
         self._calls.close()
-
-    def is_ours(self) -> bool:
-        return self._owner == os.getpid()
 
     def _begin(self, make: Callable[[], Any], born: Future[dict[str, str]]) -> None:
         if self.is_dead():
@@ -354,17 +317,13 @@ class ActorProcess:
                 self._engine.avoid(self._node_id)
             self._die(f"was lost: {cause_of(how)}")
 
-    def _die(self, how: str) -> None:
-        with self._lock:
-            if self._dead.is_set() or not self.is_ours():
-                return
-            self._how = how
-            self._dead.set()
-        if self._end is not None:
-            self._end.end()
-        self._calls.submit(self._kill)
-        for tell, loop in list(self._watches.items()):
-            call_soon(loop, tell)
+    def _die(self, how: str) -> bool:
+        is_first = super()._die(how)
+        if is_first:
+            if self._end is not None:
+                self._end.end()
+            self._calls.submit(self._kill)
+        return is_first
 
     def _kill(self) -> None:
         if self._end is not None:

@@ -20,6 +20,7 @@ from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.runtime import CallThread
 from asyncloader.transport.arena import Arena, News, SlotRef, unwritten, wake_nobody
 from asyncloader.transport.channel import OnClosed, OnFrames
+from asyncloader.transport.codec import Decoder
 from asyncloader.transport.frame import Buffer, Frame
 from asyncloader.waiting import call_soon
 
@@ -41,6 +42,8 @@ class FarEnd:
     being answered. Ray keeps what it is to call as long as a call waits, and a loader that is
     dropped is to be collected: so that does not keep the end alive.
     """
+
+    hands_over = False
 
     def __init__(
         self,
@@ -87,8 +90,8 @@ class FarEnd:
         with self._changed:
             self._loop, self._on_frames, self._on_closed = None, _nothing, _nothing
 
-    def open_memory(self) -> ArrivedMemory:
-        return self.memory
+    def open_items(self) -> Decoder:
+        return Decoder(self.memory)
 
     def receive(self) -> Frame:
         with self._changed:

@@ -41,8 +41,9 @@ from asyncloader.system import (
     stacks_of,
     state_of,
 )
-from asyncloader.transport.arena import ArenaView, SlotView
+from asyncloader.transport.arena import ArenaView
 from asyncloader.transport.channel import LoopChannel, LoopEnd
+from asyncloader.transport.codec import Decoder, Opener
 from asyncloader.transport.parcel import Parcel
 from asyncloader.waiting import Patience, release
 
@@ -95,9 +96,9 @@ class Process:
         """Return the loader's end of the channel to the process."""
         return LoopChannel(self.sock)
 
-    def open_memory(self, wake: Callable[[], None], *, copy_beyond: int) -> ArenaView:
-        """Return the loader's view of the process's shared memory."""
-        return ArenaView(wake, copy_beyond=copy_beyond)
+    def open_items(self, wake: Callable[[], None], *, copy_beyond: int) -> Decoder:
+        """Return what makes items of what the process sends, in its shared memory."""
+        return Decoder(ArenaView(wake, copy_beyond=copy_beyond))
 
     @property
     def exitcode(self) -> int | None:
@@ -501,8 +502,8 @@ class WorkerProcess(Protocol):
         """Return the loader's end of the channel to the process; call this once."""
         ...
 
-    def open_memory(self, wake: Callable[[], None], *, copy_beyond: int) -> SlotView:
-        """Return the loader's view of what the process's items are in; call this once."""
+    def open_items(self, wake: Callable[[], None], *, copy_beyond: int) -> Opener:
+        """Return what makes items of what the process sends; call this once."""
         ...
 
     def on_death(
@@ -587,6 +588,10 @@ class WorkerEngine(Protocol):
 
     def link(self, dealer: WorkerProcess, worker: WorkerProcess) -> tuple[Any, Any]:
         """Return what is sent to each of two processes for a channel between them."""
+        ...
+
+    def line(self) -> tuple[LoopEnd, Any]:
+        """Return one end of a channel to a process, and what is sent to it for the other."""
         ...
 
 

@@ -1,9 +1,9 @@
 """What a worker's process is like for the user's code in it.
 
-This file is about the global random generators, torch's threads, the allocator, and what tells
-other libraries that this is a worker. What concerns a module is done now, or by ``when_imported``
-as soon as somebody imports it: a worker that needs no torch never imports it, and one that imports
-it in the middle of an epoch finds it seeded and set up.
+This file is about ``OwnProcess``: the global random generators, torch's threads, the allocator, and
+what tells other libraries that this is a worker. What concerns a module is done now, or by
+``when_imported`` as soon as somebody imports it: a worker that needs no torch never imports it, and
+one that imports it in the middle of an epoch finds it seeded and set up.
 """
 
 from __future__ import annotations
@@ -15,29 +15,52 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Protocol
 
+from asyncloader.generators import PROCESS, Generators
 from asyncloader.system import keep_freed_memory
-from asyncloader.worker_info import WorkerInfo, is_hidden, set_worker_info
+from asyncloader.worker_info import WorkerInfo, set_worker_info
+from asyncloader.workers.process.torch_workers import answer_torch, torch_info
 
 
-def become_worker(info: WorkerInfo) -> None:
-    """Make ``get_worker_info`` answer, ours and torch's, and give torch one thread."""
-    set_worker_info(info)
-    keep_freed_memory()
-    when_imported("torch", partial(_settle_torch, info, None))
+class Surroundings(Protocol):
+    """What is around the user's code in a worker, or in the dispatching process."""
+
+    @property
+    def generators(self) -> Generators:
+        """The random generators that the code draws from."""
+        ...
+
+    def settle(self, info: WorkerInfo) -> None:
+        """Make ``get_worker_info`` answer, ours and torch's."""
+        ...
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Seed random, torch and numpy for an epoch, each with one of the three seeds."""
+        ...
 
 
-def seed_globals(info: WorkerInfo | None, seeds: Sequence[int]) -> None:
-    """Seed random, torch and numpy for an epoch, whether imported already or later.
+class OwnProcess:
+    """A process that has nothing else to do."""
 
-    Each has one of the three seeds.
-    """
-    random_seed, torch_seed, numpy_seed = seeds
-    random.seed(random_seed)
-    when_imported("torch", partial(_settle_torch, info, torch_seed))
-    # numpy itself imports it only when somebody looks at it.
-    when_imported("numpy.random", partial(_seed_numpy, numpy_seed >> 32))
+    generators = PROCESS
+
+    def __init__(self) -> None:
+        self._info: WorkerInfo | None = None
+
+    def settle(self, info: WorkerInfo) -> None:
+        self._info = info
+        set_worker_info(info)
+        keep_freed_memory()
+        when_imported("torch", partial(_settle_torch, info, None))
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        # Each whether it was imported already, or is later.
+        random_seed, torch_seed, numpy_seed = seeds
+        random.seed(random_seed)
+        when_imported("torch", partial(_settle_torch, self._info, torch_seed))
+        # numpy itself imports it only when somebody looks at it.
+        when_imported("numpy.random", partial(_seed_numpy, numpy_seed >> 32))
 
 
 def _settle_torch(info: WorkerInfo | None, seed: int | None, torch: ModuleType) -> None:
@@ -60,33 +83,15 @@ def _seed_torch(torch: ModuleType, seed: int) -> None:
 
 
 def _tell_torch(info: WorkerInfo, seed: int | None) -> None:
-    # torch's own get_worker_info reads this variable; other libraries shard by it.
-    from torch.utils.data._utils import worker as torch_worker
+    # Some read the variable, and a process has one worker.
+    from torch.utils.data._utils import worker
 
     from asyncloader.datapipes.mapping import collate_in_own_memory
 
-    worker: Any = torch_worker
-
-    facts: dict[str, Any] = {
-        "id": info.worker_id,
-        "num_workers": info.num_workers,
-        "seed": seed or 0,
-        "dataset": None,
-    }
-    worker._worker_info = worker.WorkerInfo(**facts)
-    # Many hold the function itself, so it is the function that has to answer otherwise.
-    worker.is_hidden = is_hidden
-    worker.get_worker_info.__code__ = _get_torch_worker_info.__code__
+    answer_torch()
+    worker._worker_info = torch_info(info, seed)
     # It is what makes torch's default_collate ask for shared memory.
     collate_in_own_memory()
-
-
-#: Stands for torch's own variable of that name.
-_worker_info: Any = None
-
-
-def _get_torch_worker_info() -> Any:
-    return None if is_hidden() else _worker_info
 
 
 def _seed_numpy(seed: int, numpy_random: ModuleType) -> None:

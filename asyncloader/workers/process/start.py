@@ -32,6 +32,7 @@ from asyncloader.runtime import (
 )
 from asyncloader.shield import shielded
 from asyncloader.system import HAS_WORKERS, channel_pair, in_forked_child, require_workers
+from asyncloader.transport.channel import LoopChannel
 from asyncloader.transport.parcel import Parcel, pack_code
 from asyncloader.workers.process.multiprocessing_start import (
     fork_from_server,
@@ -225,6 +226,10 @@ class ProcessEngine:
     def link(self, dealer: WorkerProcess, worker: WorkerProcess) -> tuple[int, int]:
         to_worker, to_dealer = channel_pair()
         return to_worker.detach(), to_dealer.detach()
+
+    def line(self) -> tuple[LoopChannel, int]:
+        ours, theirs = channel_pair()
+        return LoopChannel(ours), theirs.detach()
 
 
 _lock = threading.Lock()

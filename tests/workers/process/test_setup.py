@@ -83,7 +83,7 @@ def test_torch_draws_as_after_its_own_manual_seed(accelerator, monkeypatch):
     # That would be for the tests that follow, too.
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     for seed in (0, 7, 2**63, 2**64 - 1):
-        setup.seed_globals(None, [1, seed, 1])
+        setup.OwnProcess().seed([1, seed, 1])
         drawn, initial = numbers_of_torch(), torch.initial_seed()
         torch.manual_seed(seed)
         assert (drawn, initial) == (numbers_of_torch(), torch.initial_seed())

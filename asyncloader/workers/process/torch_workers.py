@@ -1,0 +1,52 @@
+"""What torch says of our workers.
+
+This file is about ``torch.utils.data.get_worker_info``, by which data sets and other libraries take
+their shares: ``answer_torch`` makes it answer in our workers too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncloader.worker_info import WorkerInfo, is_hidden, this_worker
+
+
+def answer_torch() -> None:
+    """Let torch's ``get_worker_info`` answer as ours does; call it when torch is imported."""
+    from torch.utils.data._utils import worker as torch_worker
+
+    worker: Any = torch_worker
+    # Many hold the function itself, so it is the function that has to answer otherwise.
+    worker.asked_of_asyncloader = _asked
+    worker.get_worker_info.__code__ = _get_worker_info.__code__
+
+
+def torch_info(info: WorkerInfo, seed: int | None = None) -> Any:
+    """Return what torch says of a worker."""
+    from torch.utils.data._utils import worker
+
+    facts: dict[str, Any] = {
+        "id": info.worker_id,
+        "num_workers": info.num_workers,
+        "seed": seed or 0,
+        "dataset": None,
+    }
+    return worker.WorkerInfo(**facts)
+
+
+def _asked(of_torch: Any) -> Any:
+    """Answer, where ``of_torch`` is what torch itself knows."""
+    if is_hidden():
+        return None
+    info = this_worker()
+    # Outside of our workers there may be torch's own; and one that is a process is known to torch.
+    return of_torch if info is None or of_torch is not None else torch_info(info)
+
+
+#: These stand for variables of torch's module.
+_worker_info: Any = None
+asked_of_asyncloader: Any = None
+
+
+def _get_worker_info() -> Any:
+    return asked_of_asyncloader(_worker_info)
