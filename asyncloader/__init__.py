@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from asyncloader.services.distributed import DistributedReadingService
     from asyncloader.services.in_process import InProcessReadingService
     from asyncloader.services.multi_processing import MultiProcessingReadingService
+    from asyncloader.services.multi_threading import MultiThreadingReadingService
     from asyncloader.services.ray import RayReadingService
     from asyncloader.services.sequential import SequentialReadingService
     from asyncloader.serving.feed import Feed
@@ -78,6 +79,7 @@ __all__ = [
     "MapDataPipe",
     "Metric",
     "MultiProcessingReadingService",
+    "MultiThreadingReadingService",
     "Overloaded",
     "Pipe",
     "PipelineError",
@@ -125,6 +127,7 @@ _HOMES = {
     "MapDataPipe": "datapipes.map",
     "Metric": "loader.stats",
     "MultiProcessingReadingService": "services.multi_processing",
+    "MultiThreadingReadingService": "services.multi_threading",
     "Pipe": "datapipes.iter",
     "RayReadingService": "services.ray",
     "ReadingServiceInterface": "services.base",

@@ -44,9 +44,11 @@ from asyncloader.datapipes.running.traits import (
 )
 from asyncloader.errors import SnapshotError
 from asyncloader.graph import apply_sharding, breadth_first, copy_graph
+from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.runtime import running_loop
 from asyncloader.services.multi_processing import MultiProcessingReadingService
+from asyncloader.services.multi_threading import MultiThreadingReadingService
 from asyncloader.transport.code import dumps_code, loads_code
 
 __all__ = ["check_adapter", "check_pipe", "check_service"]
@@ -845,6 +847,42 @@ def another_number_of_workers_resumes_or_refuses(case: PipeCase) -> None:
         )
 
 
+def threads_yield_what_processes_yield(case: PipeCase) -> None:
+    """Two workers that are threads give the same, and a state of either is resumed by the other."""
+    if not case.in_workers:
+        return
+    graph = _sharded(case)
+    if first_refusal(graph, Purpose.THREADS, workers=2) is not None:
+        return
+    threads: DataLoader2[Any] = DataLoader2(graph, reading_service=MultiThreadingReadingService(2))
+    if not case.resumes:
+        processes = _in_workers(case, 2)
+        _demand_like_processes(case, *_epochs(threads, "for", 1), *_epochs(processes, "for", 1))
+        return
+    items, states = case.of_two_workers
+    threads.seed(_SEED)
+    with noting_at_every_item():
+        found, of_threads = _along(case, threads, "for")
+    _demand_like_processes(case, found, items)
+    count = len(items) // 2
+    for before, service in (
+        (states, MultiThreadingReadingService(2)),
+        (of_threads, MultiProcessingReadingService(2)),
+    ):
+        how = f"after {count} items of {case.name()}, resumed in {service!r},"
+        resumed = _resumed(lambda: _sharded(case), before[count], service)
+        _demand_rest(resumed, "for", [items[count:]], how)
+
+
+def _demand_like_processes(case: PipeCase, found: list[Any], expected: list[Any]) -> None:
+    _demand(
+        _same(found, expected),
+        f"two workers that are threads yield otherwise than processes of {case.name()}:"
+        f" {_unlike(found, expected)}. Threads share data and functions, and items are handed over"
+        " as they are, so that what one changes all have changed",
+    )
+
+
 def _in_workers(case: PipeCase, number: int) -> DataLoader2[Any]:
     service = MultiProcessingReadingService(number)
     return DataLoader2(_sharded(case), reading_service=service)
@@ -897,6 +935,7 @@ PIPE_CHECKS: tuple[Callable[[PipeCase], None], ...] = (
     workers_yield_what_their_shares_yield,
     it_resumes_in_workers,
     another_number_of_workers_resumes_or_refuses,
+    threads_yield_what_processes_yield,
 )
 
 

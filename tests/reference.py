@@ -59,6 +59,7 @@ LOADER = Page(
         "Reading services": (
             "InProcessReadingService",
             "MultiProcessingReadingService",
+            "MultiThreadingReadingService",
             "RayReadingService",
             "DistributedReadingService",
             "SequentialReadingService",

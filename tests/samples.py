@@ -325,6 +325,7 @@ SERVICES: dict[type, Callable[[], Any]] = {
     asyncloader.DistributedReadingService: lambda: asyncloader.DistributedReadingService(60),
     asyncloader.InProcessReadingService: lambda: asyncloader.InProcessReadingService(2),
     asyncloader.MultiProcessingReadingService: lambda: asyncloader.MultiProcessingReadingService(2),
+    asyncloader.MultiThreadingReadingService: lambda: asyncloader.MultiThreadingReadingService(2),
     asyncloader.SequentialReadingService: lambda: asyncloader.SequentialReadingService(
         asyncloader.InProcessReadingService(), asyncloader.InProcessReadingService(1)
     ),

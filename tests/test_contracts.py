@@ -51,7 +51,8 @@ from tests.samples import (
 PIPES = ITER_PIPES | MAP_PIPES
 
 #: What takes long of a pipe's promises: a loader for each of its states, or worker processes.
-SLOW = [check for check in PIPE_CHECKS if {"resumes", "workers"} & {*check.__name__.split("_")}]
+_SLOW_WORDS = {"resumes", "workers", "threads"}
+SLOW = [check for check in PIPE_CHECKS if _SLOW_WORDS & {*check.__name__.split("_")}]
 QUICK = [check for check in PIPE_CHECKS if check not in SLOW]
 
 #: A shuffle in front of these is refused.

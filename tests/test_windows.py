@@ -20,7 +20,7 @@ RUN_SAMPLES = (
 import asyncio, warnings
 warnings.simplefilter("ignore")
 import asyncloader
-from asyncloader import DataLoader2
+from asyncloader import DataLoader2, MultiThreadingReadingService
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with
 
 
@@ -34,6 +34,9 @@ for pipe in ITER_PIPES | MAP_PIPES:
         with DataLoader2(graph_with(pipe)) as loader:
             count = len(list(loader))
         assert len(asyncio.run(collected(DataLoader2(graph_with(pipe))))) == count > 0
+        threads = MultiThreadingReadingService(2)
+        with DataLoader2(graph_with(pipe), reading_service=threads) as loader:
+            assert len(list(loader)) > 0
         print(pipe.__name__, "works")
     except Exception as error:
         print(pipe.__name__, repr(error))
@@ -52,11 +55,13 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 print(sum(DataLoader2(graph.thread_map(int), None, MultiProcessingReadingService(0))))
+loader = DataLoader2.from_dataset(range(4), num_workers=2, collate_fn=sum)
+print(type(loader.reading_service).__name__, sum(loader))
 """
 )
 
 
-def test_every_pipe_works_in_process_but_caches_on_disk(tmp_path: Path) -> None:
+def test_every_pipe_works_here_and_in_threads_but_caches_on_disk(tmp_path: Path) -> None:
     done = run_script(tmp_path, RUN_SAMPLES, limit=100)
     assert done.returncode == 0, done.stderr
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
@@ -69,10 +74,11 @@ def test_every_pipe_works_in_process_but_caches_on_disk(tmp_path: Path) -> None:
 def test_asking_for_workers_says_what_to_do_instead(tmp_path: Path) -> None:
     done = run_script(tmp_path, ASK_FOR_WORKERS)
     assert done.returncode == 0, done.stderr
-    error, total = done.stdout.splitlines()
+    error, total, of_threads = done.stdout.splitlines()
     assert error.startswith(
         "WorkerStartupError worker processes need Linux, macOS or another POSIX"
     )
-    assert "thread_map" in error
+    assert "MultiThreadingReadingService" in error
     assert "WSL" in error
     assert total == "6"
+    assert of_threads == "TorchsThreads 6"

@@ -11,7 +11,7 @@ import copy
 import random
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -155,13 +155,25 @@ def copy_graph(datapipe: Any) -> Any:
     >>> list(copy), list(pipe)
     ([0, 2], [0, 1, 2, 3])
     """
-    pipes = breadth_first(datapipe)
+    return copy_graphs([datapipe])[0]
+
+
+def copy_graphs(ends: Sequence[Any]) -> list[Any]:
+    """Return copies of the graphs with these ends, which may share pipes, as ``copy_graph`` does.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> source = IterableWrapper(range(2))
+    >>> one, other = copy_graphs([source.map(str), source.map(float)])
+    >>> one.source is other.source
+    True
+    """
+    pipes = list({id(pipe): pipe for end in ends for pipe in breadth_first(end)}.values())
     copies = {id(pipe): _copied(pipe) for pipe in pipes}
     twin_of = partial(_twin_of, copies=copies, generators={})
     for pipe in pipes:
         if copies[id(pipe)] is not pipe:
             _settle(copies[id(pipe)], twin_of)
-    return copies[id(datapipe)]
+    return [copies[id(end)] for end in ends]
 
 
 #: Attributes in which torch's pipes keep their iteration; the classes hold the initial values.

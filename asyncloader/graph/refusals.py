@@ -7,13 +7,14 @@ know it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import io
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, combinations, product
+from itertools import chain, combinations, count, product
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe, is_iter_pipe
+from asyncloader.datapipes.base import DataPipe, is_iter_pipe, is_pipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.caching.memory_caching import InMemoryCacheHolder
 from asyncloader.datapipes.call import itself
@@ -27,6 +28,7 @@ from asyncloader.datapipes.rollouts import Rollout
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
     acts_for,
+    attributes,
     draws,
     goes_by_clock,
     hands_over,
@@ -46,6 +48,7 @@ from asyncloader.datapipes.running.traits import (
     shares_passes,
     stands_in,
     takes_turns,
+    vars_of,
 )
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import IterableWrapper, divided_twice, draws_in_each_worker
@@ -81,6 +84,7 @@ class Purpose(StrEnum):
     SHARDS = "in shards"
     WORKERS = "in workers"
     ACTORS = "in Ray's actors"
+    THREADS = "in threads"
     RANKS = "on ranks"
     SAME_ITEMS = "on ranks that load the same items"
     PADDED = 'on ranks with uneven="pad"'
@@ -142,7 +146,7 @@ def check_graph(datapipe: Any, purpose: Purpose, *, workers: int = 0) -> None:
 def every_refusal(datapipe: Any, workers: int) -> Iterator[Refusal]:
     """Yield all that a graph is refused for, whatever it is wanted for, with so many workers."""
     graph = Graph.of(datapipe)
-    only_in_workers = {Purpose.WORKERS, Purpose.ACTORS, Purpose.RESTART}
+    only_in_workers = {Purpose.WORKERS, Purpose.ACTORS, Purpose.THREADS, Purpose.RESTART}
     for purpose in Purpose:
         if workers or purpose not in only_in_workers:
             yield from refusals(graph, purpose, workers=workers)
@@ -167,6 +171,8 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
             return _not_cut, _read_more_than_once, _counted_in_workers
         case Purpose.ACTORS:
             return (_fed,)
+        case Purpose.THREADS:
+            return (_not_for_threads,) if workers > 1 else ()
         case Purpose.RANKS:
             return (_out_of_order_on_ranks,)
         case Purpose.SAME_ITEMS:
@@ -644,6 +650,27 @@ def _fed(graph: Graph) -> Iterator[Said]:
             " processes of the same machine",
             "use MultiProcessingReadingService",
         )
+
+
+def _not_for_threads(graph: Graph) -> Iterator[Said]:
+    """Yield what several threads would read at a time, of which each would get a part only."""
+    for pipe in [pipe for pipe, place in cut_or_nothing(graph).places if place == "workers"]:
+        for name, value in attributes(pipe):
+            if isinstance(value, Iterator | AsyncIterator) and not isinstance(value, count):
+                yield (
+                    f"{name} of {stage_name(pipe)} is an iterator ({type(value).__qualname__}),"
+                    " which several threads would read at a time",
+                    "Pass what can be iterated again, each time from the beginning, or use one"
+                    " worker",
+                )
+            fields = [] if is_pipe(value) else list(vars_of(value).items())
+            for words, each in [(name, value), *((f"{name}.{of}", it) for of, it in fields)]:
+                if isinstance(each, io.IOBase):
+                    yield (
+                        f"{words} of {stage_name(pipe)} is an open file, which several threads"
+                        " would read at a time",
+                        "open it in each worker: in worker_init_fn, or when it is first read",
+                    )
 
 
 # For a state, and for a restart ---------------------------------------------------------

@@ -29,7 +29,7 @@ from asyncloader.graph.recorded import as_recorded, unrepeatable
 from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.walk import Graph
 from asyncloader.loader.engine import CLOSED, Engine
-from asyncloader.loader.from_dataset import DataSetSettings
+from asyncloader.loader.from_dataset import DataSetSettings, WorkerKind
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
@@ -190,6 +190,7 @@ class DataLoader2(Generic[T_co]):
         distributed: Any = ...,
         uneven: Uneven = ...,
         on_worker_death: Literal["raise", "restart"] = ...,
+        workers: WorkerKind | None = ...,
         acknowledge: bool = ...,
     ) -> DataLoader2[U]: ...
 
@@ -220,6 +221,7 @@ class DataLoader2(Generic[T_co]):
         distributed: Any = ...,
         uneven: Uneven = ...,
         on_worker_death: Literal["raise", "restart"] = ...,
+        workers: WorkerKind | None = ...,
         acknowledge: bool = ...,
     ) -> DataLoader2[Any]: ...
 
@@ -248,12 +250,16 @@ class DataLoader2(Generic[T_co]):
         distributed: Any = False,
         uneven: Uneven = "drop",
         on_worker_death: Literal["raise", "restart"] = "raise",
+        workers: WorkerKind | None = None,
         acknowledge: bool = False,
     ) -> DataLoader2[Any]:
         """Return a loader of a data set, made as torch's ``DataLoader`` is made.
 
         The parameters are torch's, and ``loader.datapipe`` is the graph that they make.
-        ``num_workers="auto"`` measures how many workers are best. Workers
+        ``num_workers="auto"`` measures how many workers are best. Workers are processes, or
+        with ``workers="threads"`` threads of this process, which share the data set and this
+        process's random generators: there a function draws from those of ``get_worker_info()``.
+        Where there are no worker processes, on Windows, they are threads unless that is said. They
         stay alive between epochs, whatever ``persistent_workers`` says. An iterable data set takes
         each worker's share itself, by ``get_worker_info``. A sampler is copied for each epoch and
         draws from the loader's seed, whatever generators it holds, so that it resumes; a
@@ -286,6 +292,7 @@ class DataLoader2(Generic[T_co]):
             distributed=distributed,
             uneven=uneven,
             on_worker_death=on_worker_death,
+            workers=workers,
         ).without_ranks_sampler()
         loader: DataLoader2[Any] = cls(
             recipe.graph(), None, recipe.service(), **_acknowledging(acknowledge)
@@ -339,7 +346,7 @@ class DataLoader2(Generic[T_co]):
 
     @property
     def num_workers(self) -> int:
-        """In how many worker processes the graph runs."""
+        """In how many workers the graph runs."""
         return self.reading_service.worker_count()
 
     @property

@@ -10,6 +10,7 @@ torch's names and defaults, and what they make.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -32,8 +33,14 @@ from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.distributed import DistributedReadingService
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
+from asyncloader.services.multi_threading import MultiThreadingReadingService
 from asyncloader.services.sequential import SequentialReadingService
+from asyncloader.system import HAS_WORKERS
 from asyncloader.worker_info import WorkerInfo
+
+logger = logging.getLogger("asyncloader")
+
+WorkerKind = Literal["processes", "threads"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,7 @@ class DataSetSettings:
     distributed: Any
     uneven: Uneven
     on_worker_death: Literal["raise", "restart"]
+    workers: WorkerKind | None
 
     def __post_init__(self) -> None:
         if is_pipe(self.dataset) and not isinstance(self.dataset, SharedSequence):
@@ -106,6 +114,14 @@ class DataSetSettings:
             ("multiprocessing_context", self.multiprocessing_context is not None),
         ):
             yield is_given and self.num_workers == 0, f"{name} goes with num_workers > 0"
+        yield (
+            self.workers not in ("processes", "threads", None),
+            f'workers must be "processes", "threads" or None, got {self.workers!r}',
+        )
+        yield (
+            self.workers == "threads" and self.multiprocessing_context is not None,
+            'multiprocessing_context goes with workers="processes"',
+        )
         yield (
             self.uneven != "drop" and self.distributed is False and not self._has_torchs_sampler(),
             f"uneven={self.uneven!r} goes with distributed",
@@ -201,22 +217,32 @@ class DataSetSettings:
         among_ranks = DistributedReadingService(group=group, uneven=self.uneven)
         return SequentialReadingService(among_ranks, here)
 
-    def _workers(self) -> MultiProcessingReadingService:
+    def _workers(self) -> ReadingServiceInterface:
         context, init_fn = self.multiprocessing_context, self.worker_init_fn
         method = (
             context if context is None or isinstance(context, str) else context.get_start_method()
         )
         if init_fn is not None:
             checked_function("worker_init_fn", init_fn, takes=1)
-        return TorchsWorkers(
-            self.num_workers,
-            method,
-            10 if self.prefetch_factor is None else self.prefetch_factor,
+        make = TorchsThreads if self._are_threads() else partial(TorchsProcesses, method)
+        return make(
+            num_workers=self.num_workers,
+            worker_prefetch_cnt=10 if self.prefetch_factor is None else self.prefetch_factor,
             worker_init_fn=None if init_fn is None else partial(_call_with_number, init_fn),
             in_order=self.in_order,
             timeout=self.timeout or None,
             on_worker_death=self.on_worker_death,
         )
+
+    def _are_threads(self) -> bool:
+        if self.workers is None and not HAS_WORKERS:
+            logger.info(
+                "the workers of this loader are threads, since there are no worker processes on"
+                ' this system; workers="threads" says so, and the guide on workers what it'
+                " means for random numbers"
+            )
+            return True
+        return self.workers == "threads"
 
     def first_seed(self) -> int | None:
         """Return the seed of the loader, if there is one."""
@@ -228,8 +254,18 @@ class DataSetSettings:
         return int(drawn.item())
 
 
-class TorchsWorkers(MultiProcessingReadingService):
+class TorchsProcesses(MultiProcessingReadingService):
     """Worker processes whose init function cannot change the graph, so the length is known."""
+
+    def __init__(self, multiprocessing_context: str | None, **settings: Any) -> None:
+        super().__init__(multiprocessing_context=multiprocessing_context, **settings)
+
+    def graph_changer(self) -> str:
+        return ""
+
+
+class TorchsThreads(MultiThreadingReadingService):
+    """The same in threads."""
 
     def graph_changer(self) -> str:
         return ""

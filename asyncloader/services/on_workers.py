@@ -205,6 +205,7 @@ class WorkersReadingService(ReadingServiceInterface):
     def _check(self, graph: Graph, workers: int) -> None:
         """Raise ValueError for a graph that cannot be divided among so many workers."""
         check_graph(graph, Purpose.WORKERS, workers=workers)
+        self._workplace.check(graph, workers)
         refusal = first_refusal(graph, Purpose.RESTART)
         if self.on_worker_death == "restart" and refusal is not None:
             raise ValueError(f'on_worker_death="restart" is not possible: {refusal}')
@@ -516,8 +517,8 @@ async def all_closed(pools: Iterable[WorkerPool]) -> None:
 def _check_is_here(datapipe: Any) -> None:
     if any(isinstance(pipe, FromWorkers | FedFromWorkers) for pipe in breadth_first(datapipe)):
         raise ValueError(
-            "the graph runs in worker processes already; give SequentialReadingService only one"
-            " MultiProcessingReadingService"
+            "the graph runs in workers already; give SequentialReadingService only one service with"
+            " workers"
         )
 
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from asyncloader.graph.walk import Graph
 from asyncloader.services.tuned_workers import room_in_memory
 from asyncloader.workers.process.process import WorkerEngine
 from asyncloader.workers.process.start import ProcessEngine
@@ -38,6 +39,9 @@ class Workplace(ABC):
         Returns for how many workers there is room, if that matters.
         """
         return None
+
+    def check(self, graph: Graph, workers: int) -> None:  # noqa: B027 - most refuse nothing more
+        """Raise ValueError for a graph that cannot be divided among so many workers here."""
 
     async def look(self) -> None:  # noqa: B027 - the room on this machine is known at any time
         """Look for how many workers there is room now, before an epoch begins."""

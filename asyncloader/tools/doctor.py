@@ -450,7 +450,9 @@ def _cores() -> Finding:
 def _start_method() -> Finding:
     if system.HAS_WORKERS:
         return Finding("start method", "forked by a template process of our own")
-    return Finding("start method", "none", "no worker processes here: use thread_map, or WSL")
+    return Finding(
+        "start method", "none", "no worker processes here: let workers be threads"
+    )
 
 
 def _threads() -> Finding:

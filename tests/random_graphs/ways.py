@@ -11,6 +11,7 @@ about ``WAYS``, each of which runs the graph somehow and holds what comes out ag
     unseeded  the same with a loader that was given no seed
     elsewhere the same, with another number of workers, or none
     kill      workers are killed and replaced
+    threads   as many workers that are threads, from the beginning and from a state of processes
     changes   the number of workers changes while an epoch runs, as num_workers="auto" does
     recorded  from some pipe on it is recorded what becomes of each item, and a line of states
               gives each once
@@ -36,6 +37,7 @@ from asyncloader import (
     DataLoader2,
     InProcessReadingService,
     MultiProcessingReadingService,
+    MultiThreadingReadingService,
     SequentialReadingService,
 )
 from asyncloader.datapipes import iter as it
@@ -434,6 +436,30 @@ def _resume(case: Case, way: Way, luck: random.Random) -> None:
         _resume_at(case, way, luck, state, case.expected(way), service)
 
 
+def _threads(case: Case, way: Way, luck: random.Random) -> None:
+    settings = {"worker_prefetch_cnt": way.ahead}
+    service = MultiThreadingReadingService(way.workers, **settings)
+    expected = case.expected(way)
+    with case.loader(way, service=service) as loader:
+        for number, epoch in enumerate(expected):
+            found = case.epoch(loader, luck)
+            case.compare(f"epoch {number} of threads", *_alike(case, found, epoch), way)
+    number, step, state = case.some_state(way, luck)
+    service = MultiThreadingReadingService(way.workers, **settings)
+    where = f"processes after {step} items of epoch {number}, resumed in threads"
+    with case.loader(way, state, service) as loader:
+        if step <= len(expected[number]):
+            found = case.epoch(loader, luck)
+            case.compare(where, *_alike(case, found, expected[number][step:]), way)
+
+
+def _alike(case: Case, found: list[Any], expected: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Leave out what threads draw from the generators of the process."""
+    if case.recipe.is_noisy:
+        return _without_noise(found), _without_noise(expected)
+    return found, expected
+
+
 def _unseeded(case: Case, way: Way, luck: random.Random) -> None:
     """States of a loader that nobody gave a seed resume in its own epochs."""
     states: list[tuple[int, int, Any]] = []
@@ -649,6 +675,7 @@ KINDS: dict[str, Callable[[Case, Way, random.Random], None]] = {
     "unseeded": _unseeded,
     "elsewhere": _elsewhere,
     "kill": _kill,
+    "threads": _threads,
     "changes": _changes,
     "recorded": _recorded,
 }
@@ -660,7 +687,7 @@ def all_ways(seed: int) -> list[Way]:
     return [
         Way(kind, workers, AHEAD[(seed + workers) % 3])
         for workers, kind in kinds
-        if workers or kind != "kill"
+        if workers or kind not in ("kill", "threads")
     ]
 
 
@@ -669,6 +696,6 @@ def some_ways(seed: int) -> list[Way]:
     kinds = ("ledger", "workers", "resume", ("limits", "unseeded", "recorded")[seed // 3 % 3])
     here = [Way(kind, 0, AHEAD[seed % 3]) for kind in kinds]
     workers, ahead = 1 + seed % 3, AHEAD[seed // 3 % 3]
-    others = ("limits", "kill", "elsewhere", "kill", "changes", "unseeded", "recorded")
+    others = ("limits", "kill", "elsewhere", "threads", "changes", "unseeded", "recorded")
     kinds = ("ledger", "workers", "resume", others[seed % 7])
     return [*here, *(Way(kind, workers, ahead) for kind in kinds)]

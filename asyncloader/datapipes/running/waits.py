@@ -235,3 +235,9 @@ ASKED_ABOUT: weakref.WeakSet[Watching] = weakref.WeakSet()
 def held_up_here() -> list[UnderWay]:
     """Return what holds up the epochs that run in this process for others."""
     return [each for watching in list(ASKED_ABOUT) for each in holding_up(watching)]
+
+
+def held_up_in(ident: int) -> list[UnderWay]:
+    """Return what holds up the epochs that run for others in one thread of this process."""
+    found = [each for each in list(ASKED_ABOUT) if each.main.thread == ident]
+    return [each for watching in found for each in holding_up(watching)]
