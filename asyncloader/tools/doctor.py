@@ -450,9 +450,7 @@ def _cores() -> Finding:
 def _start_method() -> Finding:
     if system.HAS_WORKERS:
         return Finding("start method", "forked by a template process of our own")
-    return Finding(
-        "start method", "none", "no worker processes here: let workers be threads"
-    )
+    return Finding("start method", "none", "no worker processes here: let workers be threads")
 
 
 def _threads() -> Finding:

@@ -36,6 +36,7 @@ from tests.leaks import leaves_nothing
 from tests.processes.scripts import run_script
 
 SOON = 20.0
+OF_WORKERS = ("asyncloader worker", "asyncloader dispatcher")
 
 ENGINES = [MultiThreadingReadingService, MultiProcessingReadingService]
 
@@ -48,9 +49,12 @@ def loader_of(graph: Any, *args: Any, **kwargs: Any) -> DataLoader2[Any]:
     return DataLoader2(graph, reading_service=MultiThreadingReadingService(*args, **kwargs))
 
 
-def workers_running() -> list[str]:
-    names = (thread.name for thread in threading.enumerate())
-    return [name for name in names if name.startswith(("asyncloader worker", "asyncloader disp"))]
+def workers_left() -> list[threading.Thread]:
+    """Return the workers that do not end, of those that were told to."""
+    threads = [each for each in threading.enumerate() if each.name.startswith(OF_WORKERS)]
+    for thread in threads:
+        thread.join(SOON)
+    return [thread for thread in threads if thread.is_alive()]
 
 
 # What they share ------------------------------------------------------------------------
@@ -77,7 +81,7 @@ def test_data_functions_and_items_are_those_of_the_program():
     items = drain(loader_of(graph, 2))
     assert list(map(id, items)) == list(map(id, data))
     assert set(seen) == {"asyncloader worker 0", "asyncloader worker 1"}
-    assert not workers_running()
+    assert not workers_left()
 
 
 def test_large_items_are_not_copied():
@@ -331,7 +335,7 @@ def test_a_dispatching_thread_deals():
     assert [number for number, _, _ in items] == list(range(50))
     assert len({dealer for _, dealer, _ in items}) == 1
     assert len({worker for _, _, worker in items}) == 3
-    assert not workers_running()
+    assert not workers_left()
 
 
 async def test_a_feed_is_answered_by_threads():
@@ -342,7 +346,7 @@ async def test_a_feed_is_answered_by_threads():
     async with feed.serve(loader):
         answers = await asyncio.gather(*(feed.ask(number) for number in range(50)))
     assert answers == [number * 2 for number in range(50)]
-    assert not workers_running()
+    assert not workers_left()
 
 
 async def test_an_error_says_in_which_worker_it_was():
