@@ -100,7 +100,7 @@ class Account:
         self._epoch, self._parts = epoch, parts
         self.main.restart()
         self.watching.begin(parts[0].edge.tree, self._pipes)
-        ASKED_ABOUT.add(self.watching)
+        ASKED_ABOUT[id(self.watching)] = self.watching
         self.due = monotonic() + _BETWEEN_REPORTS
 
     def tell(self) -> None:
@@ -128,7 +128,7 @@ class Account:
 
     def close(self) -> None:
         """Stop the account."""
-        ASKED_ABOUT.discard(self.watching)
+        ASKED_ABOUT.pop(id(self.watching), None)
         self.main.end()
 
     def _pipes(self) -> list[Any]:

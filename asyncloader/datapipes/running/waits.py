@@ -12,7 +12,6 @@ import contextvars
 import gc
 import os
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import FrameType
@@ -228,16 +227,17 @@ def _thread_name(ident: int) -> str:
     return f"thread {next(names, ident)!r}"
 
 
-#: The epochs of this process that others may ask about: those of a worker.
-ASKED_ABOUT: weakref.WeakSet[Watching] = weakref.WeakSet()
+#: The epochs of this process that others may ask about, those of workers, by their ids. Several
+#: threads begin and end them.
+ASKED_ABOUT: dict[int, Watching] = {}
 
 
 def held_up_here() -> list[UnderWay]:
     """Return what holds up the epochs that run in this process for others."""
-    return [each for watching in list(ASKED_ABOUT) for each in holding_up(watching)]
+    return [each for watching in list(ASKED_ABOUT.values()) for each in holding_up(watching)]
 
 
 def held_up_in(ident: int) -> list[UnderWay]:
     """Return what holds up the epochs that run for others in one thread of this process."""
-    found = [each for each in list(ASKED_ABOUT) if each.main.thread == ident]
+    found = [each for each in list(ASKED_ABOUT.values()) if each.main.thread == ident]
     return [each for watching in found for each in holding_up(watching)]
