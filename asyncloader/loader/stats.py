@@ -479,9 +479,16 @@ def _cause(stats: LoaderStats) -> Verdict:
             f"{percent_text(handing)} of a worker's time goes into sending items: send less data,"
             " or give a larger prefetch_bytes if it waits for shared memory"
         )
-    return _busiest(stages, "a worker's", "add workers or thread_map")
+    # Workers that are threads have one process.
+    are_threads = len({(worker.node, worker.pid) for worker in workers}) < len(workers)
+    return _busiest(stages, "a worker's", _OF_THREADS if are_threads else _OF_PROCESSES)
 
 
+_OF_PROCESSES = "add workers or thread_map"
+_OF_THREADS = (
+    "use MultiProcessingReadingService if it holds the GIL, otherwise add workers while there are"
+    " cores"
+)
 _FROM_LOADER = "use workers (MultiProcessingReadingService), or thread_map if it releases the GIL"
 _FROM_DISPATCHER = "do it in the workers, after the dispatch, unless it must run only once"
 _FROM_LOADERS_PART = "do it in the workers if it can be copied there"

@@ -695,6 +695,12 @@ CASES = {
         " their prefetch is full; 90 % of the loader's time is in pin_memory(): do it in the"
         " workers if it can be copied there",
     ),
+    "workers that are threads": (
+        verdict(9.0, DECODE, workers=(worker(10, pid=1), worker(10, pid=1))),
+        "the consumer waits 90 % of the time; 81 % of a worker's time is in map(decode): use"
+        " MultiProcessingReadingService if it holds the GIL, otherwise add workers while there are"
+        " cores",
+    ),
     "sending": (
         verdict(9.0, DECODE, workers=(worker(10, handing=6.0),)),
         "the consumer waits 90 % of the time; 60 % of a worker's time goes into sending"
