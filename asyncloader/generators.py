@@ -26,6 +26,9 @@ States = dict[str, Any]
 class Generators(ABC):
     """The generators of ``random``, NumPy and torch of whoever draws from them."""
 
+    #: The seed that torch's was last given here, 0 where others may have given it one.
+    torch_seed = 0
+
     @abstractmethod
     def present(self) -> dict[str, Any]:
         """Return those that are there, by their modules: nothing was drawn from others."""
@@ -95,6 +98,7 @@ class OwnGenerators(Generators):
     def seed(self, seeds: Sequence[int]) -> None:
         """Begin anew: with a seed each for ``random``, torch and NumPy."""
         random_seed, torch_seed, numpy_seed = seeds
+        self.torch_seed = torch_seed
         self._seeds = {
             "random": random_seed,
             "torch": torch_seed,

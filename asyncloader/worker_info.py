@@ -42,17 +42,17 @@ class WorkerInfo:
         In a worker that is a process these are the global generators. Threads share those with the
         whole program, so each worker that is a thread has three of its own, with the same numbers.
         """
-        return _generators_here().random
+        return generators_here().random
 
     @property
     def torch_generator(self) -> torch.Generator:
         """The same for torch: ``torch.rand(3, generator=info.torch_generator)``."""
-        return _generators_here().torch_generator
+        return generators_here().torch_generator
 
     @property
     def numpy_generator(self) -> numpy.random.Generator:
         """The same for NumPy: ``info.numpy_generator.random(3)``."""
-        return _generators_here().numpy_generator
+        return generators_here().numpy_generator
 
 
 #: The worker that this process is.
@@ -82,7 +82,8 @@ def this_worker() -> WorkerInfo | None:
     return _worker_info if here is None else here[0]
 
 
-def _generators_here() -> Generators:
+def generators_here() -> Generators:
+    """Return the generators of this worker, or those of the process."""
     here = _here.get()
     return PROCESS if here is None else here[1]
 

@@ -280,6 +280,7 @@ def told(number: int) -> Any:
     ours, torchs = get_worker_info(), torch.utils.data.get_worker_info()
     assert ours is not None
     assert torchs is not None
+    assert torchs.seed == ours.torch_generator.initial_seed()
     assert (ours.worker_id, ours.num_workers) == (torchs.id, torchs.num_workers)
     return ours.worker_id
 
@@ -322,6 +323,17 @@ def test_init_and_reset_functions_know_too():
         ("init", 0, True),
         ("init", 1, True),
     ]
+
+
+def test_torch_has_one_thread_in_each_worker_and_all_in_the_program():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        graph = numbers(8).map(lambda number: torch.get_num_threads())
+        assert set(drain(loader_of(graph, 2))) == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 # Together with the rest -----------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncloader.worker_info import WorkerInfo, is_hidden, this_worker
+from asyncloader.worker_info import WorkerInfo, generators_here, is_hidden, this_worker
 
 
 def answer_torch() -> None:
@@ -21,7 +21,7 @@ def answer_torch() -> None:
     worker.get_worker_info.__code__ = _get_worker_info.__code__
 
 
-def torch_info(info: WorkerInfo, seed: int | None = None) -> Any:
+def torch_info(info: WorkerInfo, seed: int | None) -> Any:
     """Return what torch says of a worker."""
     from torch.utils.data._utils import worker
 
@@ -40,7 +40,9 @@ def _asked(of_torch: Any) -> Any:
         return None
     info = this_worker()
     # Outside of our workers there may be torch's own; and one that is a process is known to torch.
-    return of_torch if info is None or of_torch is not None else torch_info(info)
+    if info is None or of_torch is not None:
+        return of_torch
+    return torch_info(info, generators_here().torch_seed)
 
 
 #: These stand for variables of torch's module.
