@@ -140,7 +140,8 @@ class FedStream:
         line = min(asking, key=lambda line: (len(line.out), -line.credits))
         self._silence.watch()
         try:
-            if is_heavy(item.item if isinstance(item, Envelope) else item):
+            of = item.item if isinstance(item, Envelope) else item
+            if line.pickles and is_heavy(of):
                 await line.deal_heavy(item)
             else:
                 line.deal(item)

@@ -48,6 +48,8 @@ class FeedLine:
         #: Whether the worker was dealt items without a key.
         self.has_unkeyed = False
         self.last_heard = time.monotonic()
+        #: Whether an item is pickled on its way, which takes its time.
+        self.pickles = not channel.hands_over
         self._channel = channel
         self._arena = Arena(arena_bytes)
         # A worker cannot import the main script, which may define an item's class.
