@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from asyncloader.loader.stats import LoaderStats, Metric
     from asyncloader.services.base import (
         CheckpointableReadingServiceInterface,
+        IterResetFn,
         ReadingServiceInterface,
+        unchanged,
     )
     from asyncloader.services.distributed import DistributedReadingService
     from asyncloader.services.in_process import InProcessReadingService
@@ -71,6 +73,7 @@ __all__ = [
     "HttpUnavailable",
     "InProcessReadingService",
     "IterDataPipe",
+    "IterResetFn",
     "IteratorInvalidated",
     "LoaderClosed",
     "LoaderError",
@@ -108,6 +111,7 @@ __all__ = [
     "functional_datapipe",
     "get_worker_info",
     "set_debug",
+    "unchanged",
 ]
 
 #: What is imported when it is asked for, and where it is: a worker needs nothing of loaders.
@@ -123,6 +127,7 @@ _HOMES = {
     "InProcessReadingService": "services.in_process",
     # Defining a pipe gives all pipes its fluent method. Whoever writes a pipe is to have them all.
     "IterDataPipe": "datapipes.iter",
+    "IterResetFn": "services.base",
     "LoaderStats": "loader.stats",
     "MapDataPipe": "datapipes.map",
     "Metric": "loader.stats",
@@ -140,12 +145,15 @@ _HOMES = {
     "Wait": "loader.long_waits",
     "WorkerStats": "workers.worker_stats",
     "functional_datapipe": "datapipes.iter",
+    "unchanged": "services.base",
 }
 
 
 def __dir__() -> list[str]:
-    # What an editor or a shell offers, whether it was asked for before or not.
-    return sorted({*globals(), *__all__})
+    # What an editor or a shell offers: public names, whether they were asked for before or not,
+    # and the public modules that were imported.
+    modules = {"adapters", "datapipes", "errors", "graph", "serving", "testing"}
+    return sorted({*__all__, *modules.intersection(globals())})
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,33 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = [
+    "ConcurrentIterationError",
+    "ForkedError",
+    "HttpError",
+    "HttpUnavailable",
+    "IteratorInvalidated",
+    "LoaderClosed",
+    "LoaderError",
+    "LoopMismatchError",
+    "Overloaded",
+    "PipelineError",
+    "RankError",
+    "RankTimeout",
+    "ResourceExhausted",
+    "SnapshotError",
+    "StarvedError",
+    "TooManyErrors",
+    "TransportError",
+    "WorkerDied",
+    "WorkerStartupError",
+    "WorkerTimeout",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class LoaderError(Exception):
     """The base of every error that asyncloader raises on purpose.

@@ -51,7 +51,22 @@ from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.multi_threading import MultiThreadingReadingService
 from asyncloader.transport.code import dumps_code, loads_code
 
-__all__ = ["check_adapter", "check_pipe", "check_service"]
+__all__ = [
+    "ADAPTER_CHECKS",
+    "PIPE_CHECKS",
+    "SERVICE_CHECKS",
+    "AdapterCase",
+    "PipeCase",
+    "ServiceCase",
+    "check_adapter",
+    "check_pipe",
+    "check_service",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 _SEED = 11
 _FORMS = ("for", "async for")
@@ -232,10 +247,19 @@ def _as_it_is(source: Any) -> Any:
 
 @dataclass(frozen=True)
 class PipeCase:
-    """A pipe to be checked; its fields are the parameters of ``check_pipe``."""
+    """A pipe to be checked; its fields are the parameters of ``check_pipe``.
+
+    Each of ``PIPE_CHECKS`` is a function that takes one and holds the pipe to one promise.
+
+    >>> from asyncloader.datapipes.iter import Batcher
+    >>> from asyncloader.testing import PIPE_CHECKS, PipeCase
+    >>> for check in PIPE_CHECKS:
+    ...     if check.__name__ == "copies_begin_afresh":
+    ...         check(PipeCase(lambda source: Batcher(source, 5)))
+    """
 
     make: Callable[..., Any]
-    items: Sequence[Any] = tuple(range(24))
+    items: Sequence[Any] = range(24)
     resumes: bool = True
     in_any_order: bool = True
     in_workers: bool = True
@@ -283,7 +307,15 @@ def _texts() -> Any:
 
 @dataclass(frozen=True)
 class ServiceCase:
-    """A service to be checked; its fields are the parameters of ``check_service``."""
+    """A service to be checked; its fields are the parameters of ``check_service``.
+
+    Each of ``SERVICE_CHECKS`` takes one.
+
+    >>> from asyncloader import InProcessReadingService
+    >>> from asyncloader.testing import SERVICE_CHECKS, ServiceCase
+    >>> for check in SERVICE_CHECKS:
+    ...     check(ServiceCase(InProcessReadingService))
+    """
 
     make: Callable[[], Any]
     graph: Callable[[], Any] = _numbers
@@ -296,7 +328,15 @@ class ServiceCase:
 
 @dataclass(frozen=True)
 class AdapterCase:
-    """An adapter to be checked; its fields are the parameters of ``check_adapter``."""
+    """An adapter to be checked; its fields are the parameters of ``check_adapter``.
+
+    Each of ``ADAPTER_CHECKS`` takes one.
+
+    >>> from asyncloader.adapters import Shuffle
+    >>> from asyncloader.testing import ADAPTER_CHECKS, AdapterCase
+    >>> for check in ADAPTER_CHECKS:
+    ...     check(AdapterCase(lambda: Shuffle(False)))
+    """
 
     make: Callable[[], Any]
     graph: Callable[[], Any] = _texts

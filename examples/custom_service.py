@@ -14,13 +14,14 @@ from asyncloader import (
     DataLoader2,
     InProcessReadingService,
     IterDataPipe,
+    IterResetFn,
     ReadingServiceInterface,
     SeedGenerator,
     SequentialReadingService,
+    unchanged,
 )
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.graph import list_dps, traverse_dps
-from asyncloader.services.base import IterResetFn, unchanged
 
 WORDS = ["a", "to", "sea", "wave", "ocean", "harbor", "lantern", "mountain", "direction"]
 

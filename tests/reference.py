@@ -64,7 +64,11 @@ LOADER = Page(
             "DistributedReadingService",
             "SequentialReadingService",
         ),
-        "Your own service": ("ReadingServiceInterface", "CheckpointableReadingServiceInterface"),
+        "Your own service": (
+            "ReadingServiceInterface",
+            "CheckpointableReadingServiceInterface",
+            "unchanged",
+        ),
         "Your own pipe": (
             "IterDataPipe",
             "Pipe",
@@ -128,7 +132,10 @@ TESTING = Page(
     " not keep of [what all parts promise](../guides/extending.md#test-what-you-wrote). They are"
     " imported from `asyncloader.testing`.",
     "asyncloader.testing",
-    {"Check": ("check_pipe", "check_service", "check_adapter")},
+    {
+        "Check": ("check_pipe", "check_service", "check_adapter"),
+        "Check one by one": ("PipeCase", "ServiceCase", "AdapterCase"),
+    },
 )
 ERRORS = Page(
     "Errors",
@@ -236,6 +243,7 @@ METHODS = {
 #: Classes whose objects users are given and never make.
 GIVEN = {
     "DataLoader2Iterator",
+    "Edge",
     "WorkerInfo",
     "Cut",
     "WorkerPart",
@@ -397,7 +405,7 @@ def fields_of(value: type) -> dict[str, str]:
 
 
 #: A field of a class, with the lines of its comment.
-_FIELD = re.compile(r"^((?: {4}#: .*\n)+) {4}(\w+): ", re.MULTILINE)
+_FIELD = re.compile(r"^((?: {4}#: .*\n)+) {4}([a-z]\w*): ", re.MULTILINE)
 
 
 def paragraphs_of(docstring: str, module: str) -> Iterator[str]:

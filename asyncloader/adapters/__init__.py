@@ -17,3 +17,7 @@ __all__ = [
     "Shuffle",
     "adapted",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

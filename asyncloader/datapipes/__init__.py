@@ -10,7 +10,7 @@ __all__ = ["functional_datapipe", "iter", "map"]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

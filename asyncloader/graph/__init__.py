@@ -51,3 +51,7 @@ __all__ = [
     "to_text",
     "traverse_dps",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

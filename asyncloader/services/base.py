@@ -45,7 +45,16 @@ IterResetFn = Callable[[Any], Awaitable[Any]]
 
 
 async def unchanged(datapipe: Any) -> Any:
-    """The reset that changes nothing."""
+    """The reset that changes nothing.
+
+    A service's ``initialize_iteration`` takes it where there is no reset yet. For type checkers,
+    ``IterResetFn`` is what a reset is: a coroutine function from graph to graph.
+
+    >>> import asyncio
+    >>> from asyncloader import unchanged
+    >>> asyncio.run(unchanged("a graph"))
+    'a graph'
+    """
     return datapipe
 
 

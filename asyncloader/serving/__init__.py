@@ -2,6 +2,10 @@
 
 from asyncloader.errors import Overloaded
 from asyncloader.serving.feed import Feed
-from asyncloader.serving.requests import FedBatch, FedItem, FeedStats
+from asyncloader.serving.requests import FeedStats
 
-__all__ = ["FedBatch", "FedItem", "Feed", "FeedStats", "Overloaded"]
+__all__ = ["Feed", "FeedStats", "Overloaded"]
+
+
+def __dir__() -> list[str]:
+    return __all__
