@@ -24,7 +24,7 @@ release = version = about["version"]
 
 # Sphinx reads from the root of the repository, so that README is a page like the others.
 root_doc = "README"
-include_patterns = ["README.md", "docs/**.md"]
+include_patterns = ["*.md", "docs/**.md"]
 exclude_patterns = ["**/.*", "site"]
 extensions = ["myst_parser"]
 # Those of a repository browser.
@@ -56,7 +56,7 @@ def contents_of(index: str) -> str:
     for section in index.split("\n## ")[1:]:
         heading, _, text = section.partition("\n")
         rows = re.findall(r"^\| \[.*?\]\((.*?)\)", text, re.MULTILINE)
-        pages = "\n".join(posixpath.join("docs", path) for path in rows)
+        pages = "\n".join(posixpath.normpath(posixpath.join("docs", path)) for path in rows)
         found.append(f"\n\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{pages}\n```")
     return "".join(found)
 

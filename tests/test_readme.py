@@ -17,10 +17,10 @@ from tests.processes.stage import run_script_forked
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-#: The text of README and of each page of docs/, by its path.
+#: The text of README, of the pages beside it and of each page of docs/, by its path.
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 }
 _OF_A_SWEEP = [pytest.mark.sweep]
 #: What opens a block, and the block.
