@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -63,7 +64,7 @@ async def ask(prompt: str) -> str:
 # The program that is killed -------------------------------------------------------------------
 
 
-def append(answers: TextIO, batch: list[str], numbers: list[int]) -> None:
+def append(answers: TextIO, batch: list[str], numbers: Sequence[int]) -> None:
     for number, answer in zip(numbers, batch, strict=True):
         answers.write(json.dumps({"number": number, "answer": answer}) + "\n")
     answers.flush()

@@ -41,29 +41,29 @@ class Curriculum(ReadingServiceInterface):
     """Begin with short words and let longer ones in, ``step`` letters with each epoch."""
 
     def __init__(self, start: int, step: int) -> None:
-        self.length = start
+        self.letters = start
         self.step = step
 
     async def initialize(self, datapipe: Any) -> Any:
-        return AtMost(datapipe, self.length)
+        return AtMost(datapipe, self.letters)
 
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
         # The reset may run in another process, so it takes along a number, not the service.
-        length = self.length
+        letters = self.letters
 
         async def reset(datapipe: Any) -> Any:
             datapipe = await iter_reset_fn(datapipe)
             for pipe in list_dps(traverse_dps(datapipe)):
                 if isinstance(pipe, AtMost):
-                    pipe.length = length
+                    pipe.length = letters
             return datapipe
 
         return reset
 
     async def finalize_iteration(self) -> None:
-        self.length += self.step
+        self.letters += self.step
 
 
 def main() -> None:

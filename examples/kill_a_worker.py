@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import time
+from typing import Literal
 
 from asyncloader import DataLoader2, MultiProcessingReadingService, WorkerDied
 from asyncloader.datapipes.iter import IterableWrapper
@@ -29,7 +30,7 @@ def slow_sample(number: int) -> tuple[float, int]:
 graph = IterableWrapper(range(ITEMS)).shuffle().sharding_filter().map(slow_sample)
 
 
-def new_loader(on_worker_death: str) -> DataLoader2:
+def new_loader(on_worker_death: Literal["raise", "restart"]) -> DataLoader2:
     service = MultiProcessingReadingService(2, on_worker_death=on_worker_death)
     loader = DataLoader2(graph, reading_service=service)
     loader.seed(0)
