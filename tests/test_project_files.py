@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import public_api, release
+from tests import lowest, public_api, release
 from tests.test_readme import command_under
 
 ROOT = Path(__file__).parent.parent
@@ -73,6 +73,18 @@ def test_a_release_is_built_by_its_command_and_published_without_a_token():
     assert "python -m tests.release --full" in [step.get("run") for step in jobs["build"]["steps"]]
     assert jobs["publish"]["permissions"]["id-token"] == "write"
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+
+
+def test_the_lowest_versions_are_those_of_the_bounds():
+    found = dict(each.split("==") for each in lowest.lowest())
+    bounds = "\n".join(PROJECT["dependencies"])
+    assert all(re.search(rf"^{name}>={found[name]}\b", bounds, re.M) for name in ("torch", "anyio"))
+    # Two bounds of one library are one, in whatever lists they stand.
+    assert len(lowest.lowest()) == len(found)
+    extras = PROJECT["optional-dependencies"]
+    again = [each for name in ("bench", "test") for each in extras[name]]
+    for name, version in found.items():
+        assert {each for each in again if each.startswith(f"{name}>=")} <= {f"{name}>={version}"}
 
 
 def test_what_a_workflow_uses_of_others_cannot_be_exchanged():

@@ -1,0 +1,98 @@
+"""Run a core of the tests with the lowest versions that are admitted: ``python -m tests.lowest``.
+
+This file is about the lower bounds in ``pyproject.toml``. The command makes of them a file of
+constraints, installs exactly these versions into an environment of its own, and runs the tests that
+touch each of the libraries. What fails says that a bound is too low.
+
+    python3.11 -m tests.lowest [--keep FOLDER] [tests to run instead]
+
+The lowest Python is the one to run it with. The wheels of torch that are this old bring CUDA along:
+it takes some 3 GiB of downloads and 6 GiB of disk until it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+#: What users install. Ray and the progress bar of notebooks are tried with recent versions only.
+EXTRAS = ("arrow", "cloud", "progress", "watch")
+
+#: What runs the tests, in any version; and numpy, which users bring, in the lowest.
+TOOLS = ("hypothesis", "pillow", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
+BROUGHT = "numpy"
+
+#: Every sample in every way, and a test of what each library is used for.
+TESTS = (
+    "tests/test_contracts.py",
+    "tests/test_public_api.py",
+    "tests/datapipes/files/test_parquet.py",
+    "tests/datapipes/test_collating.py",
+    "tests/datapipes/web",
+    "tests/loader/page",
+    "tests/loader/test_from_dataset.py",
+    "tests/loader/test_samplers.py",
+    "tests/loader/test_tqdm.py",
+    "tests/services/test_distributed.py",
+    "tests/transport/test_codec.py",
+)
+
+
+#: What earlier torch warns of in its own calls, and the tests would take for an error. In the ranks
+#: of one test, which are processes of their own, it is one.
+LEFT_OUT = (
+    "-W",
+    "ignore:You are using `torch.load`:FutureWarning",
+    "-k",
+    "not test_a_checkpoint_of_some_ranks_is_gone_on_with_on_others",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.lowest")
+    parser.add_argument("--keep", type=Path, help="a folder for the environment, which stays there")
+    parser.add_argument("tests", nargs="*", default=TESTS)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="asyncloader-lowest-") as name:
+        folder = options.keep or Path(name)
+        python = folder / "bin" / "python"
+        constraints = Path(name) / "constraints.txt"
+        constraints.write_text("".join(f"{each}\n" for each in lowest()), encoding="utf-8")
+        if not python.exists():
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        packages = (*TOOLS, BROUGHT, "-e", f"{ROOT}[{','.join(EXTRAS)}]")
+        install = [python, "-m", "pip", "install", "-q", "-c", constraints, *packages]
+        subprocess.run(install, check=True)
+        subprocess.run([python, "-m", "pip", "check"], check=True)
+        how = ["-q", "-n", "2", "--dist", "loadfile", *LEFT_OUT]
+        done = subprocess.run([python, "-m", "pytest", *how, *options.tests], cwd=ROOT)
+        return done.returncode
+
+
+def lowest() -> list[str]:
+    """Return the lowest versions that are admitted of what users install, as constraints."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    asked = [*project["dependencies"], *(each for extra in EXTRAS for each in optional[extra])]
+    asked += [each for each in optional["test"] if each.startswith(BROUGHT)]
+    return sorted(set(_pinned(asked)))
+
+
+def _pinned(requirements: Iterable[str]) -> Iterable[str]:
+    for each in requirements:
+        found = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:;.*)?", each)
+        if found is None:
+            raise ValueError(f"{each} has no lower bound that this command understands")
+        yield "{}=={}".format(*found.groups())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
