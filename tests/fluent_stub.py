@@ -97,6 +97,11 @@ SPECIAL = {
         ),
         "read_from_http": ("(self, *rest) -> IterDataPipe[tuple[str, Any]]",),
         "read_from_object_store": ("(self, *rest) -> IterDataPipe[tuple[str, Any]]",),
+        "rollout": (
+            "(generate: Callable[..., Awaitable[U]], *, group: int) -> IterDataPipe[list[U]]",
+            "(generate: Callable[..., Awaitable[U]], *, group: None = None) -> IterDataPipe[U]",
+            "(*rest) -> IterDataPipe[Any]",
+        ),
         "round_robin_demux": ("(*rest) -> list[Branch[T_co]]",),
         "save_by_fsspec": (
             "(self: IterFluent[tuple[U, Any]], mode=...,"

@@ -51,6 +51,14 @@ assert_type(files, IterDataPipe[tuple[str, Any]])
 files = IterableWrapper([Path("a.txt")]).open_files("rb")
 
 
+async def generate(number: int) -> float:
+    return float(number)
+
+
+assert_type(IterableWrapper([1]).rollout(generate), IterDataPipe[float])
+assert_type(IterableWrapper([1]).rollout(generate, group=2), IterDataPipe[list[float]])
+
+
 async def main() -> None:
     async for batch in loader:
         assert_type(batch, list[str])

@@ -521,6 +521,53 @@ class IterFluent(Generic[T_co]):
         max_errors: int | None = None,
     ) -> IterDataPipe[Any]: ...
     def repeat(self, times: int) -> IterDataPipe[T_co]: ...
+    @overload
+    def rollout(
+        self,
+        generate: Callable[..., Awaitable[U]],
+        *,
+        group: int,
+        concurrency: int = 64,
+        version: Version | None = None,
+        max_lag: int | None = None,
+        per_step: int | None = None,
+        order: Order | None = None,
+        on_stale: Literal["again", "drop"] = "again",
+        on_error: Literal["again", "raise"] = "again",
+        attempts: int | None = 3,
+        max_stale: int | None = None,
+        backoff: float = 0.1,
+        timeout: float | None = None,
+        min_group: int | None = None,
+        group_timeout: float | None = None,
+        max_failures: int = 100,
+        most_ahead: int = 100000,
+        keep_results: bool = False,
+    ) -> IterDataPipe[list[U]]: ...
+    @overload
+    def rollout(
+        self,
+        generate: Callable[..., Awaitable[U]],
+        *,
+        group: None = None,
+        concurrency: int = 64,
+        version: Version | None = None,
+        max_lag: int | None = None,
+        per_step: int | None = None,
+        order: Order | None = None,
+        on_stale: Literal["again", "drop"] = "again",
+        on_error: Literal["again", "raise"] = "again",
+        attempts: int | None = 3,
+        max_stale: int | None = None,
+        backoff: float = 0.1,
+        timeout: float | None = None,
+        min_group: int | None = None,
+        group_timeout: float | None = None,
+        max_failures: int = 100,
+        most_ahead: int = 100000,
+        keep_results: bool = False,
+    ) -> IterDataPipe[U]: ...
+    @overload
     def rollout(
         self,
         generate: Callable[..., Awaitable[U]],
@@ -542,7 +589,7 @@ class IterFluent(Generic[T_co]):
         max_failures: int = 100,
         most_ahead: int = 100000,
         keep_results: bool = False,
-    ) -> IterDataPipe[U]: ...
+    ) -> IterDataPipe[Any]: ...
     def round_robin_demux(
         self, num_instances: int, buffer_size: int = 1000
     ) -> list[Branch[T_co]]: ...
