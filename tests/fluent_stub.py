@@ -7,7 +7,8 @@ This file is about ``asyncloader/datapipes/fluent.pyi``, by which editors comple
 - A method has the constructor's parameters but the first, which is the pipe itself.
 - A constructor that takes ``Iterable[T]`` takes what any pipe yields, ``T_co``. One that takes
   something special, say ``Iterable[tuple[str, T]]``, has it as the type of ``self``.
-- A method returns an ``IterDataPipe`` or a ``MapDataPipe`` of what the class yields.
+- A method returns an ``IterDataPipe`` or a ``MapDataPipe`` of what the class yields, or what the
+  function says that returns several.
 
 ``SPECIAL`` has what the constructors do not say.
 """
@@ -60,7 +61,6 @@ SPECIAL = {
             " collate_fn: Callable[[T_co], Any] | None = ...) -> IterDataPipe[Any]",
         ),
         "concat": ("(*datapipes: Iterable[U]) -> IterDataPipe[T_co | U]",),
-        "demux": ("(*rest) -> list[Branch[T_co]]",),
         "end_caching": ("(*rest) -> IterDataPipe[str]",),
         "flatmap": (
             "(fn: Callable[[T_co], AsyncIterable[U]]) -> IterDataPipe[U]",
@@ -69,7 +69,6 @@ SPECIAL = {
             "(self: IterFluent[Iterable[U]]) -> IterDataPipe[U]",
             "(fn: Callable[..., Any] | None, input_col: Any) -> IterDataPipe[Any]",
         ),
-        "fork": ("(*rest) -> list[Branch[T_co]]",),
         "lines_to_paragraphs": (
             "(self: IterFluent[tuple[str, U]], *rest) -> IterDataPipe[tuple[str, Any]]",
         ),
@@ -102,7 +101,6 @@ SPECIAL = {
             "(generate: Callable[..., Awaitable[U]], *, group: None = None) -> IterDataPipe[U]",
             "(*rest) -> IterDataPipe[Any]",
         ),
-        "round_robin_demux": ("(*rest) -> list[Branch[T_co]]",),
         "save_by_fsspec": (
             "(self: IterFluent[tuple[U, Any]], mode=...,"
             " filepath_fn: Callable[[U], Any] | None = ..., *rest) -> IterDataPipe[str]",
@@ -143,7 +141,6 @@ SPECIAL = {
             "(self: IterFluent[list[U]]) -> IterDataPipe[U]",
             "(*rest) -> IterDataPipe[Any]",
         ),
-        "unzip": ("(self: IterFluent[Sequence[U]], *rest) -> list[Branch[U]]",),
         "zip": (
             "(other: Iterable[A], /) -> IterDataPipe[tuple[T_co, A]]",
             "(other: Iterable[A], another: Iterable[B], /) -> IterDataPipe[tuple[T_co, A, B]]",
@@ -178,7 +175,6 @@ SPECIAL = {
         ),
         "shuffle": ("(*rest) -> MapShuffler[T_co]",),
         "to_iter_datapipe": ("(*rest) -> MapToIterConverter[T_co]",),
-        "unzip": ("(self: MapFluent[Sequence[U]], *rest) -> list[MapColumn[U]]",),
         "zip": (
             "(other: MapDataPipe[A], /) -> MapDataPipe[tuple[T_co, A]]",
             "(*datapipes: MapDataPipe[Any]) -> MapDataPipe[tuple[Any, ...]]",
@@ -222,8 +218,11 @@ def _ruff(source: str, *command: str) -> str:
     return subprocess.run(ruff, input=source, capture_output=True, text=True, check=True).stdout
 
 
-def fluent_classes(base: type) -> dict[str, type]:
-    """Return the classes of the package that a base's fluent methods build, by their names."""
+def fluent_classes(base: type) -> dict[str, Any]:
+    """Return what a base's fluent methods call, of the package, by the names of the methods.
+
+    These are classes, and functions that return several pipes.
+    """
     methods = {name: getattr(getattr(base, name), "builds", None) for name in dir(base)}
     return {name: builds for name, builds in methods.items() if _is_ours(builds)}
 
@@ -285,19 +284,25 @@ def _names(module: str) -> dict[str, str]:
 
 
 class Constructor:
-    """What the source of a pipe's class says of what it takes and yields, as a method of it."""
+    """What the source of a pipe's class says of what it takes and yields, as a method of it.
 
-    def __init__(self, pipe_class: type, fluent: str) -> None:
-        named = ((each, name) for each in pipe_class.__mro__ for name in ("__init__", "__new__"))
-        function = next(getattr(each, name) for each, name in named if name in vars(each))
+    A function that returns several pipes says it itself.
+    """
+
+    def __init__(self, pipe_class: Any, fluent: str) -> None:
+        is_class = isinstance(pipe_class, type)
+        function = pipe_class.__init__ if is_class else pipe_class
         definition = _definition(function)
         assert isinstance(definition, ast.FunctionDef)
         self.module = function.__module__
         self._class = pipe_class
+        self._returned = definition.returns
         self._arguments = own = definition.args
-        # The first is the new pipe or its class, the second is the source, which becomes ``self``.
-        # A constructor of several sources takes the others under its own name.
-        del own.args[0]
+        if is_class:
+            # The new pipe.
+            del own.args[0]
+        # The first is the source, which becomes ``self``. A constructor of several sources takes
+        # the others under its own name.
         source = own.args.pop(0) if own.args else own.vararg
         item = _argument_of(source.annotation if source else None)
         #: The constructor's type variable: it stands for what any pipe yields, or for a part of it.
@@ -308,7 +313,10 @@ class Constructor:
         self._defaults = _defaults_of(own)
 
     def result(self) -> str:
-        """Return the type of the pipe that is made."""
+        """Return the type of the pipe that is made, or of those that are."""
+        if not isinstance(self._class, type):
+            assert self._returned is not None
+            return self._text(ast.unparse(self._returned))
         base = MapDataPipe if issubclass(self._class, MapDataPipe) else IterDataPipe
         item = self._text(_item_of(self._class, base))
         # What depends on nothing that is given is not known.

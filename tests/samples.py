@@ -180,8 +180,8 @@ def _few() -> Any:
     return it.IterableWrapper(range(100, 106))
 
 
-#: A pipe's class, and a graph with it over a pipe of numbers.
-ITER_PIPES: dict[type, Callable[[Any], Any]] = {
+#: A pipe's class, or the function that makes it, and a graph with it over a pipe of numbers.
+ITER_PIPES: dict[Any, Callable[[Any], Any]] = {
     it.AsyncMapper: lambda numbers: numbers.async_map(double_soon, concurrency=4),
     it.BatchAsyncMapper: lambda numbers: numbers.async_map_batches(double_soon, 4),
     it.BatchMapper: lambda numbers: numbers.map_batches(sum_and_length, 4),
@@ -307,8 +307,8 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.ZipperLongest: lambda numbers: numbers.zip_longest(_few(), fill_value=0),
 }
 
-#: A pipe's class, and a graph with it over a map pipe of numbers.
-MAP_PIPES: dict[type, Callable[[Any], Any]] = {
+#: The same over a map pipe of numbers.
+MAP_PIPES: dict[Any, Callable[[Any], Any]] = {
     mp.Batcher: lambda numbers: numbers.batch(4),
     mp.Concater: lambda numbers: numbers.concat(mp.SequenceWrapper("abc")),
     mp.Mapper: lambda numbers: numbers.map(double).map(double_soon),
@@ -319,6 +319,9 @@ MAP_PIPES: dict[type, Callable[[Any], Any]] = {
     mp.UnZipper: lambda numbers: _joined(numbers.map(with_key).unzip(2)),
     mp.Zipper: lambda numbers: numbers.zip(mp.SequenceWrapper(range(COUNT))),
 }
+
+#: Of those, what nothing may follow in a graph.
+LAST = {pipe for pipe in ITER_PIPES if isinstance(pipe, type) and pipe.hands_over}
 
 #: A service's class, and one such that hands out a graph's items as they are, in order.
 SERVICES: dict[type, Callable[[], Any]] = {
@@ -343,8 +346,8 @@ ADAPTERS: dict[type, Callable[[], Any]] = {
 }
 
 
-def graph_with(pipe_class: type) -> Any:
-    """Return a new graph that has a pipe of this class in it."""
+def graph_with(pipe_class: Any) -> Any:
+    """Return a new graph that has a pipe in it which this class, or this function, makes."""
     if pipe_class in ITER_PIPES:
         return ITER_PIPES[pipe_class](Numbers())
     return MAP_PIPES[pipe_class](mp.SequenceWrapper(range(COUNT)))
@@ -367,9 +370,12 @@ def named_graph(name: str) -> Any:
     return graph_with(getattr(it if kind == "iter" else mp, name))
 
 
-def public_pipes(module: Any) -> list[type]:
-    """Return the pipe classes that a module exports, without the bases."""
-    return _public(module, DataPipe, {it.IterDataPipe, it.Pipe, mp.MapDataPipe})
+def public_pipes(module: Any) -> list[Any]:
+    """Return what a module exports that makes pipes, without the bases."""
+    exported = [getattr(module, name) for name in module.__all__]
+    functions = [each for each in exported if "functional_name" in vars(each)]
+    classes = _public(module, DataPipe, {it.IterDataPipe, it.Pipe, mp.MapDataPipe})
+    return list(dict.fromkeys([*classes, *functions]))
 
 
 def public_services() -> list[type]:

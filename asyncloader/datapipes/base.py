@@ -34,7 +34,7 @@ from asyncloader.datapipes.torchdata_names import RENAMED, advice_for
 from asyncloader.main_script import MAIN, home_of
 
 T_co = TypeVar("T_co", covariant=True)
-P = TypeVar("P", bound=type[Any])
+P = TypeVar("P", bound=Callable[..., Any])
 
 #: Returns memory for so many bytes, or None if there is none.
 Allocate = Callable[[int], memoryview | None]
@@ -61,7 +61,7 @@ _homes: dict[str, set[str]] = {}
 _elsewhere: dict[str, set[str]] = {}
 
 
-def register(base: type, name: str, pipe_class: type) -> None:
+def register(base: type, name: str, pipe_class: Callable[..., Any]) -> None:
     """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)`` for the pipes of class ``base``."""
     taken = getattr(base, name, None)
     builds = getattr(taken, "builds", None)
@@ -113,20 +113,20 @@ def is_of_script(name: str) -> bool:
     return MAIN in _elsewhere.get(name, ())
 
 
-def _method_signature(pipe_class: type) -> inspect.Signature:
+def _method_signature(pipe_class: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(pipe_class)
     others = list(signature.parameters.values())
     # `self` is the first source; a pipe of several sources takes the others as *datapipes.
     if others and others[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         del others[0]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    # A class whose constructor makes several pipes says so; others say None, of __init__.
+    # What makes several pipes says so; the constructors of others say None, of __init__.
     makes_itself = signature.return_annotation in (None, "None", inspect.Signature.empty)
     returned = pipe_class.__name__ if makes_itself else signature.return_annotation
     return signature.replace(parameters=[itself, *others], return_annotation=returned)
 
 
-def _identity(pipe_class: type | None) -> tuple[str, str] | None:
+def _identity(pipe_class: Callable[..., Any] | None) -> tuple[str, str] | None:
     return None if pipe_class is None else (pipe_class.__module__, pipe_class.__qualname__)
 
 
@@ -472,7 +472,8 @@ class MapDataPipe(DataPipe, MapFluent[T_co]):
 def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Callable[[P], P]:
     """Register a pipe class under a fluent name: ``pipe.name(...)`` builds it over ``pipe``.
 
-    The name is given to pipes of the class's own kind, or to those of kind ``on``.
+    The name is given to pipes of the class's own kind, or to those of kind ``on``. With ``on`` a
+    function may be registered as well, such as one that returns several pipes.
 
     >>> @functional_datapipe("every_other")
     ... class EveryOther(IterDataPipe):
@@ -490,13 +491,21 @@ def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Calla
         raise ValueError(f"a functional name must be an identifier, got {name!r}")
 
     def registered(pipe_class: P) -> P:
-        if not issubclass(pipe_class, DataPipe):
+        if isinstance(pipe_class, type):
+            if not issubclass(pipe_class, DataPipe):
+                raise TypeError(
+                    f"{pipe_class.__qualname__} must derive from IterDataPipe or MapDataPipe"
+                )
+            kind = on or _kind_of(pipe_class)
+        elif on is None:
             raise TypeError(
-                f"{pipe_class.__qualname__} must derive from IterDataPipe or MapDataPipe"
+                f"{pipe_class.__qualname__} is no class, so pass on=IterDataPipe or"
+                " on=MapDataPipe: the pipes that get the method"
             )
-        kind = MapDataPipe if issubclass(pipe_class, MapDataPipe) else IterDataPipe
-        register(on or kind, name, pipe_class)
-        pipe_class.functional_name = name
+        else:
+            kind = on
+        register(kind, name, pipe_class)
+        pipe_class.functional_name = name  # type: ignore[attr-defined]
         return pipe_class
 
     return registered

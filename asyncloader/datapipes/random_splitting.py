@@ -36,8 +36,44 @@ from asyncloader.errors import IteratorInvalidated
 T = TypeVar("T")
 
 
-@functional_datapipe("random_split")
-class RandomSplitter(IterDataPipe[T]):
+@overload
+def RandomSplitter(
+    source_datapipe: Iterable[T],
+    weights: Mapping[Any, float],
+    seed: int,
+    total_length: int | None = None,
+) -> list[Share[T]]: ...
+
+
+@overload
+def RandomSplitter(
+    source_datapipe: Iterable[T],
+    weights: Mapping[Any, float],
+    seed: int,
+    total_length: int | None = None,
+    *,
+    target: Hashable,
+) -> Share[T]: ...
+
+
+@overload
+def RandomSplitter(
+    source_datapipe: Iterable[T],
+    weights: Mapping[Any, float],
+    seed: int,
+    total_length: int | None,
+    target: Hashable,
+) -> Share[T]: ...
+
+
+@functional_datapipe("random_split", on=IterDataPipe)
+def RandomSplitter(
+    source_datapipe: Iterable[T],
+    weights: Mapping[Any, float],
+    seed: int,
+    total_length: int | None = None,
+    target: Hashable | None = None,
+) -> list[Share[T]] | Share[T]:
     """Return a list of shares, one for each key of ``weights``, into which items are drawn.
 
     Weights that are whole numbers with the sum ``total_length`` (default: the length of
@@ -53,51 +89,12 @@ class RandomSplitter(IterDataPipe[T]):
     >>> list(valid), len(train)
     ([0, 6, 9], 7)
     """
-
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls,
-        source_datapipe: Iterable[T],
-        weights: Mapping[Any, float],
-        seed: int,
-        total_length: int | None = None,
-    ) -> list[Share[T]]: ...
-
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls,
-        source_datapipe: Iterable[T],
-        weights: Mapping[Any, float],
-        seed: int,
-        total_length: int | None = None,
-        *,
-        target: Hashable,
-    ) -> Share[T]: ...
-
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls,
-        source_datapipe: Iterable[T],
-        weights: Mapping[Any, float],
-        seed: int,
-        total_length: int | None,
-        target: Hashable,
-    ) -> Share[T]: ...
-
-    def __new__(  # type: ignore[misc]
-        cls,
-        source_datapipe: Iterable[T],
-        weights: Mapping[Any, float],
-        seed: int,
-        total_length: int | None = None,
-        target: Hashable | None = None,
-    ) -> list[Share[T]] | Share[T]:
-        split: RandomSplit[T] = RandomSplit(source_datapipe, weights, seed, total_length)
-        if target is None:
-            return [Share(split, key) for key in split.weights]
-        if target not in split.weights:
-            raise KeyError(f"target must be a key of weights, got {target!r}")
-        return Share(split, target)
+    split: RandomSplit[T] = RandomSplit(source_datapipe, weights, seed, total_length)
+    if target is None:
+        return [Share(split, key) for key in split.weights]
+    if target not in split.weights:
+        raise KeyError(f"target must be a key of weights, got {target!r}")
+    return Share(split, target)
 
 
 class RandomSplit(IterDataPipe[T]):

@@ -145,20 +145,24 @@ class Splitter(IterDataPipe[T]):
     def is_splitter(self) -> bool:
         return True
 
-    def __init__(self, datapipe: Iterable[T], num_instances: int, buffer_size: int) -> None:
+    def __init__(self, datapipe: Iterable[T], num_instances: int, buffer_size: int = 1000) -> None:
         self.source = iterable_source(datapipe)
         self.num_instances = checked_count("num_instances", num_instances, at_least=1)
         self.buffer_size = checked_count("buffer_size", buffer_size, at_least=-1)
         self._joining = threading.Lock()
-        if buffer_size == -1:
-            warnings.warn(
-                f"{self!r} holds all items that one branch is ahead of another, without limit",
-                stacklevel=5,
-            )
 
     def branches(self) -> list[Branch[T]]:
-        """Return a pipe for each branch."""
-        return [Branch(self, index) for index in range(self.num_instances)]
+        """Return a pipe for each branch; called by the function that the user calls."""
+        if self.buffer_size == -1:
+            warnings.warn(
+                f"{self!r} holds all items that one branch is ahead of another, without limit",
+                stacklevel=4,
+            )
+        return [self.branch(index) for index in range(self.num_instances)]
+
+    def branch(self, index: int) -> Branch[T]:
+        """Return the pipe of one branch."""
+        return Branch(self, index)
 
     def join(self, tree: RunTree, index: int, *, resumes: bool = False) -> SplitPass[T]:
         """Return the pass under way, now with this branch in it, or a new pass.
@@ -242,8 +246,13 @@ def _check_nobody_is_late(
             )
 
 
-@functional_datapipe("fork")
-class Forker(IterDataPipe[T]):
+@functional_datapipe("fork", on=IterDataPipe)
+def Forker(
+    datapipe: Iterable[T],
+    num_instances: int,
+    buffer_size: int = 1000,
+    copy: Literal["shallow", "deep"] | None = None,
+) -> list[Branch[T]]:
     """Return a list of branches that each yield all of the source's items.
 
     They yield the same objects, unless ``copy`` is "shallow" or "deep". A branch
@@ -255,15 +264,7 @@ class Forker(IterDataPipe[T]):
     >>> list(left), list(right)
     ([1, 2], [1, 2])
     """
-
-    def __new__(  # type: ignore[misc]
-        cls,
-        datapipe: Iterable[T],
-        num_instances: int,
-        buffer_size: int = 1000,
-        copy: Literal["shallow", "deep"] | None = None,
-    ) -> list[Branch[T]]:
-        return ForkSplitter(datapipe, num_instances, buffer_size, copy).branches()
+    return ForkSplitter(datapipe, num_instances, buffer_size, copy).branches()
 
 
 class ForkSplitter(Splitter[T]):
@@ -302,8 +303,14 @@ _COPIES: dict[str | None, Callable[[Any], Any]] = {
 }
 
 
-@functional_datapipe("demux")
-class Demultiplexer(IterDataPipe[T]):
+@functional_datapipe("demux", on=IterDataPipe)
+def Demultiplexer(
+    datapipe: Iterable[T],
+    num_instances: int,
+    classifier_fn: Callable[[T], Any],
+    drop_none: bool = False,
+    buffer_size: int = 1000,
+) -> list[Branch[T]]:
     """Return a list of branches, of which ``classifier_fn(item)`` picks one for each item.
 
     It returns the branch's index, or None for an item that no branch gets, which
@@ -315,17 +322,8 @@ class Demultiplexer(IterDataPipe[T]):
     >>> list(even), list(odd)
     ([0, 2, 4], [1, 3])
     """
-
-    def __new__(  # type: ignore[misc]
-        cls,
-        datapipe: Iterable[T],
-        num_instances: int,
-        classifier_fn: Callable[[T], Any],
-        drop_none: bool = False,
-        buffer_size: int = 1000,
-    ) -> list[Branch[T]]:
-        splitter = DemuxSplitter(datapipe, num_instances, classifier_fn, drop_none, buffer_size)
-        return splitter.branches()
+    splitter = DemuxSplitter(datapipe, num_instances, classifier_fn, drop_none, buffer_size)
+    return splitter.branches()
 
 
 class DemuxSplitter(Splitter[T]):
@@ -383,8 +381,10 @@ def _is_bool_of_numpy(answer: Any) -> bool:
     return getattr(dtype, "kind", None) == "b" and answer.shape == ()
 
 
-@functional_datapipe("round_robin_demux")
-class RoundRobinDemultiplexer(IterDataPipe[T]):
+@functional_datapipe("round_robin_demux", on=IterDataPipe)
+def RoundRobinDemultiplexer(
+    datapipe: Iterable[T], num_instances: int, buffer_size: int = 1000
+) -> list[Branch[T]]:
     """Return a list of branches that get the source's items in turn.
 
     More than ``buffer_size`` items waiting for branches that do not take them are
@@ -395,20 +395,13 @@ class RoundRobinDemultiplexer(IterDataPipe[T]):
     >>> list(first), list(second)
     ([0, 2, 4], [1, 3])
     """
-
-    def __new__(  # type: ignore[misc]
-        cls, datapipe: Iterable[T], num_instances: int, buffer_size: int = 1000
-    ) -> list[Branch[T]]:
-        return RoundRobinSplitter(datapipe, num_instances, buffer_size).branches()
+    return RoundRobinSplitter(datapipe, num_instances, buffer_size).branches()
 
 
 class RoundRobinSplitter(Splitter[T]):
     """Gives each branch every n-th item."""
 
     functional_name = "round_robin_demux"
-
-    def __init__(self, datapipe: Iterable[T], num_instances: int, buffer_size: int = 1000) -> None:
-        super().__init__(datapipe, num_instances, buffer_size)
 
     def takers(self, item: T, number: int, function: Callable[..., Any]) -> Iterable[int]:
         return (number % self.num_instances,)
@@ -417,8 +410,13 @@ class RoundRobinSplitter(Splitter[T]):
         return len(range(index, len(self.source), self.num_instances))
 
 
-@functional_datapipe("unzip")
-class UnZipper(IterDataPipe[T]):
+@functional_datapipe("unzip", on=IterDataPipe)
+def UnZipper(
+    source_datapipe: Iterable[Sequence[T]],
+    sequence_length: int,
+    buffer_size: int = 1000,
+    columns_to_skip: Sequence[int] | None = None,
+) -> list[Branch[T]]:
     """Return a list of branches, one for each place in the source's sequences.
 
     Every sequence has ``sequence_length`` places (another number is an error, so that
@@ -431,17 +429,8 @@ class UnZipper(IterDataPipe[T]):
     >>> list(images), list(labels)
     (['a', 'b'], [0, 1])
     """
-
-    def __new__(  # type: ignore[misc]
-        cls,
-        source_datapipe: Iterable[Sequence[T]],
-        sequence_length: int,
-        buffer_size: int = 1000,
-        columns_to_skip: Sequence[int] | None = None,
-    ) -> list[Branch[T]]:
-        return UnzipSplitter(
-            source_datapipe, sequence_length, buffer_size, columns_to_skip
-        ).branches()
+    splitter = UnzipSplitter(source_datapipe, sequence_length, buffer_size, columns_to_skip)
+    return splitter.branches()
 
 
 class UnzipSplitter(ForkSplitter[Any]):
@@ -465,8 +454,8 @@ class UnzipSplitter(ForkSplitter[Any]):
         check_places(item, self.sequence_length, self)
         return super().takers(item, number, function)
 
-    def branches(self) -> list[Branch[Any]]:
-        return [ColumnBranch(self, index) for index in range(self.num_instances)]
+    def branch(self, index: int) -> Branch[Any]:
+        return ColumnBranch(self, index)
 
 
 class ColumnBranch(Branch[T]):
@@ -482,8 +471,12 @@ class ColumnBranch(Branch[T]):
         return item[self.source.columns[self.index]]
 
 
-@functional_datapipe("unzip")
-class MapUnZipper(MapDataPipe[T]):
+@functional_datapipe("unzip", on=MapDataPipe)
+def MapUnZipper(
+    source_datapipe: MapDataPipe[Sequence[T]],
+    sequence_length: int,
+    columns_to_skip: Sequence[int] | None = None,
+) -> list[MapColumn[T]]:
     """Return a list of map pipes, one for each place in the source's sequences.
 
     Every sequence has ``sequence_length`` places (another number is an error, so that
@@ -494,15 +487,8 @@ class MapUnZipper(MapDataPipe[T]):
     >>> images[1], labels[1]
     ('b', 1)
     """
-
-    def __new__(  # type: ignore[misc]
-        cls,
-        source_datapipe: MapDataPipe[Sequence[T]],
-        sequence_length: int,
-        columns_to_skip: Sequence[int] | None = None,
-    ) -> list[MapColumn[T]]:
-        columns = columns_of(sequence_length, columns_to_skip)
-        return [MapColumn(source_datapipe, column, sequence_length) for column in columns]
+    columns = columns_of(sequence_length, columns_to_skip)
+    return [MapColumn(source_datapipe, column, sequence_length) for column in columns]
 
 
 class MapColumn(MapDataPipe[T]):

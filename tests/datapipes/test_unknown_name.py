@@ -94,6 +94,18 @@ def test_a_source_without_parameters_may_have_a_functional_name() -> None:
     assert list(Answer()) == [42]
 
 
+def test_a_function_that_returns_several_pipes_may_have_a_functional_name() -> None:
+    @functional_datapipe("halves", on=IterDataPipe)
+    def halves(source: IterDataPipe[int], middle: int) -> list[IterDataPipe[int]]:
+        return [source.header(middle), source.filter(lambda number: number >= middle)]
+
+    first, second = IterableWrapper(range(5)).halves(2)
+    assert (list(first), list(second)) == ([0, 1], [2, 3, 4])
+
+    with pytest.raises(TypeError, match="halves is no class, so pass on=IterDataPipe or on=Map"):
+        functional_datapipe("other_halves")(halves)
+
+
 def test_a_functional_name_that_is_taken_says_by_whom() -> None:
     with pytest.raises(ValueError, match=r"'map' is already taken by .*mapping\.Mapper; choose"):
         functional_datapipe("map")(type("Other", (IterDataPipe,), {}))

@@ -17,7 +17,7 @@ from asyncloader import DataLoader2
 from asyncloader.datapipes.base import IterDataPipe, is_map_pipe
 from asyncloader.datapipes.running import cursor_history, exchange
 from asyncloader.places.snapshot import checksum
-from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
+from tests.samples import ITER_PIPES, LAST, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.steps import (
     check_rest,
     loader_from,
@@ -175,7 +175,7 @@ async def test_every_graph_of_the_zoo_resumes_at_every_step(name):
 
 
 #: Nothing may follow the others.
-FOLLOWED = [pipe for pipe in PIPES if not pipe.hands_over]
+FOLLOWED = [pipe for pipe in PIPES if pipe not in LAST]
 
 
 @pytest.mark.sweep

@@ -17,11 +17,11 @@ from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.datapipes.running.traits import is_sharding
 from asyncloader.graph import breadth_first
 from tests.ray.actor_case import reports
-from tests.samples import ITER_PIPES, MAP_PIPES, graph_with
+from tests.samples import ITER_PIPES, LAST, MAP_PIPES, graph_with
 
 pytestmark = pytest.mark.usefixtures("nodes")
 #: All but those that nothing may follow, or not every pipe.
-PIPES = [pipe for pipe in (*ITER_PIPES, *MAP_PIPES) if not (pipe.hands_over or pipe is it.Rollout)]
+PIPES = [each for each in (*ITER_PIPES, *MAP_PIPES) if each not in {*LAST, it.Rollout}]
 
 
 @pytest.fixture(scope="module", autouse=True)
