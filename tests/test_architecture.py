@@ -42,11 +42,12 @@ ROOMS = [
     {"web", "caching", "combining", "repeating", "shuffling", "torch_dataset"},
     {
         *("async_calls", "files", "flattening", "joining", "mapping", "packing", "prefetching"),
-        *("rollouts", "sampling", "selecting", "sharding", "splitting", "thread_calls"),
+        *("random_splitting", "rollouts", "sampling", "selecting", "sharding", "splitting"),
+        "thread_calls",
     },
     {
         *("ahead", "batching", "prompts", "converting", "full_sync", "moving", "patterns"),
-        *("random_splitting", "replaying", "split_pass"),
+        *("replaying", "split_pass"),
     },
     {
         "columns",

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random
 from typing import Annotated, Any, Self, TypeVar, overload
 
 from asyncloader.arguments import checked_count, checked_mapping, checked_weight
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.edges import drawn_above
+from asyncloader.datapipes.patterns import Pipe, PipePass
 from asyncloader.datapipes.running.cursor_forms import (
     Count,
     Of,
@@ -27,9 +28,8 @@ from asyncloader.datapipes.running.cursor_forms import (
     quantity,
     whole,
 )
-from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import CountedPass, Edge, own_tree_of
+from asyncloader.datapipes.running.run import Edge, own_tree_of
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import IteratorInvalidated
 
@@ -146,6 +146,18 @@ class Shared(State):
     to_come: Annotated[
         list[float], Of(lambda share: each_of(len(share.source.weights), quantity))
     ] = field(default_factory=list)
+    _is_invalid: bool = False
+
+    def invalidate(self) -> None:
+        """Let the pass yield nothing more: another over a share of the same split begins."""
+        self._is_invalid = True
+
+    def check_valid(self, split: RandomSplit[Any]) -> None:
+        """Raise IteratorInvalidated if another pass has begun."""
+        if self._is_invalid:
+            raise IteratorInvalidated(
+                f"this iterator has been invalidated: a share of {split!r} is being iterated anew"
+            )
 
     def check(self, pipe: Any) -> Iterator[str]:
         yield from at_most(self, "yielded", "taken")
@@ -155,7 +167,7 @@ class Shared(State):
             yield "what is to come was not taken"
 
 
-class Share(IterDataPipe[T]):
+class Share(Pipe[T]):
     """The items of a source that belong to one share of a random split."""
 
     State = Shared
@@ -182,79 +194,49 @@ class Share(IterDataPipe[T]):
         self.source.seed = _checked_seed(seed)
         return self
 
+    def new_state(self) -> Shared:
+        return Shared(seed=self.source.seed, to_come=self.source.expected_lengths())
+
     def new_pass(self, edge: Edge[Any]) -> SharePass[T]:
         if refusal := self.source.refusal():
             raise ValueError(". ".join(refusal))
         split = self.source
-        begun: SharePass[T] = SharePass(edge, state=Shared(seed=split.seed))
+        begun: SharePass[T] = SharePass(edge, state=self.new_state())
         # This ends the pass before, of any share.
         tree = edge.tree if edge.tree.has(split) else own_tree_of(split)
         before: SharePass[T] | None = tree.latest_pass(split)
         if before is not None:
-            before.is_invalid = True
+            before.state.invalidate()
         tree.note_pass(split, begun)
         return begun
 
-
-@dataclass
-class SharePass(CountedPass[T]):
-    """One pass over a share."""
-
-    state: Shared = field(kw_only=True)
-
-    is_invalid: bool = False
-    _draws: Draws = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        split = self.split
-        self._draws = Draws(split.expected_lengths(), split.total_length, self.state.seed)
-
-    def reads(self) -> Any:
-        return self.split.source
-
-    @property
-    def split(self) -> RandomSplit[T]:
-        """The split, which says which share an item belongs to."""
-        split: RandomSplit[T] = self.pipe.source
-        return split
-
-    def __iter__(self) -> Iterator[T]:
-        self._check_valid()
-        split, draws = self.split, self._draws
-        own = list(split.weights).index(self.pipe.key)
-        for number, item in enumerate(self.source.begin(), self.taken):
-            if number == split.total_length:
+    def run(self, source: Edge[T], state: Shared) -> Iterator[T]:
+        split, total = self.source, self.source.total_length
+        state.check_valid(split)
+        own = list(split.weights).index(self.key)
+        draws = Draws(state.to_come, total, state.seed, state.taken)
+        for number, item in enumerate(source, state.taken):
+            if number == total:
                 raise ValueError(
                     f"the source of {split!r} has more than {number} items; pass its real"
                     " length as total_length"
                 )
             if draws.next() == own:
                 yield item
-                self._check_valid()
+                state.check_valid(split)
 
-    def fill(self) -> None:
-        super().fill()
-        self.state.to_come = self._draws.to_come
 
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().resume_at(position, cursor, cursors)
-        if cursor is not None:
-            state, total = self.state, self.split.total_length
-            self._draws = Draws(state.to_come, total, state.seed, state.taken)
-        return behind
+class SharePass(PipePass[T]):
+    """One pass over a share, which reads the source of the split by itself."""
 
-    def _check_valid(self) -> None:
-        if self.is_invalid:
-            raise IteratorInvalidated(
-                f"this iterator has been invalidated: a share of {self.split!r} is being"
-                " iterated anew"
-            )
+    def reads(self) -> Any:
+        return self.pipe.source.source
 
 
 class Draws:
     """Draws shares, each with a probability by how many of its items are still ``to_come``.
 
-    ``drawn`` of the ``total`` items were drawn already.
+    That list is changed with each draw. ``drawn`` of the ``total`` items were drawn already.
 
     >>> draws = Draws([1.0, 2.0], total=3, seed=3)
     >>> [draws.next() for _ in range(3)]
@@ -262,7 +244,7 @@ class Draws:
     """
 
     def __init__(self, to_come: list[float], total: int, seed: int, drawn: int = 0) -> None:
-        self.to_come = [*to_come]
+        self.to_come = to_come
         random = Random(seed)
         for first in range(0, drawn, _AT_ONCE):
             # A draw takes a fraction, and a fraction 64 bits.
@@ -279,7 +261,7 @@ class Draws:
         if self.to_come[share] < 0:
             # The share expected only a fraction of an item and got a whole one.
             self.to_come[share] = 0
-            self.to_come = _scaled(self.to_come, self._count)
+            self.to_come[:] = _scaled(self.to_come, self._count)
         return share
 
 
