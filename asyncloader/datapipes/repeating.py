@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from asyncloader.arguments import checked_count
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.base import MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.edges import EndedBranches, edges_of, pipes_from
-from asyncloader.datapipes.patterns import Pipe
+from asyncloader.datapipes.patterns import Pipe, PipePass
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
@@ -28,8 +28,8 @@ from asyncloader.datapipes.running.cursor_forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.running.run import CountedPass, Edge, RunTree
+from asyncloader.datapipes.running.cursors import Cursors, number_of
+from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.datapipes.running.traits import draws, keeps_one_of_several
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import Branch
@@ -40,7 +40,7 @@ T = TypeVar("T")
 #: The seeds of pipes, by their numbers.
 Seeds = dict[int | None, int]
 
-SeedPairs = Annotated[list[list[int]], list_of(row(COUNT, SEED))]
+SeedPairs = Annotated[list[Any], list_of(row(COUNT, SEED))]
 
 
 class InRound(State):
@@ -52,6 +52,13 @@ class InRound(State):
 
     seeds: SeedPairs = field(default_factory=list)
     following: SeedPairs = field(default_factory=list)
+    #: Knows them while the pipe is run.
+    _rounds: RoundSeeds | None = None
+
+    def fill(self, taken: int, yielded: int) -> None:
+        super().fill(taken, yielded)
+        if self._rounds is not None:
+            self._rounds.fill(self)
 
     def check(self, pipe: Any) -> Iterator[str]:
         yield from at_most(self, "taken", "yielded")
@@ -61,6 +68,7 @@ class Concatenated(InRound):
     """The place of a Concater: which source is being read, and how much of it was."""
 
     current: Annotated[int, Of(lambda pipe: whole(most=len(pipe.sources) - 1))] = 0
+    _ended: EndedBranches = field(default_factory=EndedBranches)
 
 
 class Cycled(InRound):
@@ -72,7 +80,7 @@ class Cycled(InRound):
 
 
 @functional_datapipe("concat")
-class Concater(IterDataPipe[T]):
+class Concater(Pipe[T]):
     """Yield all items of the first source, then all of the next, to the last.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -92,47 +100,49 @@ class Concater(IterDataPipe[T]):
         return sum(map(len, self.sources))
 
     def new_pass(self, edge: Edge[Any]) -> ConcatPass[T]:
-        return ConcatPass(edge)
+        return ConcatPass(edge, state=Concatenated())
+
+    def run(self, source: tuple[Edge[T], ...], state: Concatenated) -> Iterator[T]:
+        # Such as the shares of one random_split, which all read its source.
+        rounds = RoundSeeds(state, source[0].tree, _read_again(self.sources))
+        return self._in_turn(source, state, rounds)
+
+    def _in_turn(
+        self, sources: tuple[Edge[T], ...], state: Concatenated, rounds: RoundSeeds
+    ) -> Iterator[T]:
+        rounds.begin()
+        while True:
+            yield from sources[state.current]
+            if state.current == len(sources) - 1:
+                return
+            state._ended.note(sources[state.current])
+            state.current += 1
+            rounds.begin_next()
 
 
 @dataclass
-class ConcatPass(CountedPass[T]):
-    """One pass over a Concater, which goes on after one of its sources has ended."""
+class ConcatPass(PipePass[T]):
+    """One pass over a Concater, whose source is the one that is being read."""
 
-    state: Concatenated = field(default_factory=Concatenated, kw_only=True)
+    sources: tuple[Edge[Any], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.sources = [self.edge.of(source, self) for source in self.pipe.sources]
-        self._ended = EndedBranches()
-        # Such as the shares of one random_split, which all read its source.
-        self._seeds = RoundSeeds(self.edge.tree, _read_again(self.pipe.sources))
+        self.sources = tuple(self.edge.of(source, self) for source in self.pipe.sources)
 
     @property
     def source(self) -> Edge[Any]:
-        return self.sources[self.state.current]
+        current: Edge[Any] = self.sources[self.state.current]
+        return current
 
-    def fill(self) -> None:
-        super().fill()
-        self._seeds.fill(self.state)
+    def reads(self) -> Any:
+        return self.source.pipe
 
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is not None:
-            self._seeds.resume_at(cursor)
-        return super().resume_at(position, cursor, cursors)
+    def reading(self) -> Any:
+        return self.sources
 
     def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
-        self._ended.put(into, [self.source])
-
-    def __iter__(self) -> Iterator[T]:
-        self._seeds.begin()
-        while True:
-            yield from self.source.begin()
-            if self.state.current == len(self.sources) - 1:
-                return
-            self._ended.note(self.source)
-            self.state.current += 1
-            self._seeds.begin_next()
+        self.state._ended.put(into, [self.source])
 
 
 @functional_datapipe("concat")
@@ -168,7 +178,7 @@ def told(pipe: object, count: int) -> int:
 
 
 @functional_datapipe("cycle")
-class Cycler(IterDataPipe[T]):
+class Cycler(Pipe[T]):
     """Yield the source's items ``count`` times over; without a count, without an end.
 
     Each round is a new pass over the source. A source that has no items ends a
@@ -195,69 +205,54 @@ class Cycler(IterDataPipe[T]):
         return told(self, self.count * len(self.source))
 
     def new_pass(self, edge: Edge[Any]) -> CyclePass[T]:
-        return CyclePass(edge)
+        return CyclePass(edge, state=Cycled())
+
+    def run(self, source: Edge[T], state: Cycled) -> Iterator[T]:
+        rounds = RoundSeeds(state, source.tree, pipes_from(self.source))
+        return self._in_rounds(source, state, rounds)
+
+    def _in_rounds(self, source: Edge[T], state: Cycled, rounds: RoundSeeds) -> Iterator[T]:
+        rounds.begin()
+        # A later round may have items although one had none, where there will be an end.
+        may_differ = self.count is not None and rounds.differ_by_share()
+        while state.rounds != self.count:
+            yield from source
+            if not source.count() and not may_differ:
+                return
+            state.rounds += 1
+            source.rewind()
+            rounds.begin_next()
 
 
-@dataclass
-class CyclePass(CountedPass[T]):
-    """One pass over a Cycler."""
+class CyclePass(PipePass[T]):
+    """One pass over a Cycler, which yields each item that it takes."""
 
     follows_source = True
 
-    state: Cycled = field(default_factory=Cycled, kw_only=True)
-
-    def __post_init__(self) -> None:
-        self._seeds = RoundSeeds(self.edge.tree, pipes_from(self.pipe.source))
-
-    def fill(self) -> None:
-        super().fill()
-        self._seeds.fill(self.state)
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is not None:
-            self._seeds.resume_at(cursor)
-        return super().resume_at(position, cursor, cursors)
-
-    def __iter__(self) -> Iterator[T]:
-        self._seeds.begin()
-        while self.state.rounds != self.pipe.count:
-            yield from self.source.begin()
-            if not self.taken and not self._may_differ():
-                return
-            self.state.rounds += 1
-            self.source.rewind()
-            self._seeds.begin_next()
-
-    def _may_differ(self) -> bool:
-        """Whether a later round may have items although one had none, and there will be an end."""
-        return self.pipe.count is not None and self._seeds.differ_by_share()
-
 
 class RoundSeeds:
-    """The seeds of pipes that are read several times in one pass.
+    """The seeds of pipes that are read several times in one pass, which a state may have.
 
     Their cursors give a position within a round, and every round has other seeds, so the seeds
     are part of the cursor.
     """
 
-    def __init__(self, tree: RunTree, pipes: Iterable[Any]) -> None:
+    def __init__(self, state: InRound, tree: RunTree, pipes: Iterable[Any]) -> None:
         self._tree = tree
         self._pipes = list(pipes)
         self._seeded = [pipe for pipe in self._pipes if isinstance(pipe, Seeded)]
         # By number: the seeds of this round, and of the next if no more passes begin in this one.
-        self._seeds: Seeds = {}
-        self._following: Seeds = {}
+        self._seeds: Seeds = dict(state.seeds)
+        self._following: Seeds = dict(state.following)
+        # At once: others that read the same pipes may begin before the first item is wanted.
+        self._set_seeds(self._seeds)
+        state._rounds = self
 
     def fill(self, state: InRound) -> None:
         """Write the seeds of this round and of the next into a state."""
         state.seeds = [[number, seed] for number, seed in self._seeds.items() if number is not None]
         following = self._seeds_to_come().items()
         state.following = [[number, seed] for number, seed in following if number is not None]
-
-    def resume_at(self, cursor: Cursor) -> None:
-        """Resume in the round of a cursor."""
-        self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
-        self._set_seeds(self._seeds)
 
     def differ_by_share(self) -> bool:
         """Whether a round may have other shares than one before: an order is drawn and divided."""
