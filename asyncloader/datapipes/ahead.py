@@ -121,7 +121,7 @@ class Concurrency:
 class CallsAhead(IterDataPipe[T]):
     """A pipe that calls a function for each item, many calls at a time.
 
-    Who calls it is said by ``new_pass``.
+    Who calls it is said by ``new_pass``. A subclass has a constructor of its own, with defaults.
     """
 
     #: Whether each result is that of one item.
@@ -133,38 +133,39 @@ class CallsAhead(IterDataPipe[T]):
         fn: Callable[..., Any],
         input_col: Any,
         output_col: Any,
-        *,
+        resource: Callable[[], Any] | None,
         concurrency: Any,
         ordered: bool,
-        timeout: float | None,
-        retries: int,
-        retry_on: ErrorTypes,
-        backoff: float,
-        resource: Callable[[], Any] | None,
-        on_error: OnError,
-        max_errors: int | None,
-        repeatable: bool,
-        keep_results: bool,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
+        self.resource = None if resource is None else checked_resource(resource)
         self.concurrency = concurrency
         self.ordered = ordered
+        more = 0 if resource is None else 1
+        self._columns = changed_columns(fn, input_col, output_col, more=more)
+        self._wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
+
+    def set_attempts(
+        self, timeout: float | None, retries: int, retry_on: ErrorTypes, backoff: float
+    ) -> None:
+        """Say how long a call may take, and which are made again; a constructor does."""
         self.timeout = timeout
         self.retries = retries
         self.retry_on = retry_on
         self.backoff = backoff
-        self.resource = None if resource is None else checked_resource(resource)
+        self._attempts = Attempts(timeout, retries, retry_on, backoff, function_name(self.fn))
+
+    def set_outcomes(
+        self, on_error: OnError, max_errors: int | None, repeatable: bool, keep_results: bool
+    ) -> None:
+        """Say what becomes of errors, and of results in a state; a constructor does."""
         self.on_error = on_error
         self.max_errors = max_errors
         self.repeatable = repeatable
         self.keep_results = checked_keeping(keep_results, repeatable)
-        more = 0 if resource is None else 1
-        self._columns = changed_columns(fn, input_col, output_col, more=more)
-        self._wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
-        self._attempts = Attempts(timeout, retries, retry_on, backoff, function_name(fn))
         self.tolerance = Tolerance(on_error, max_errors)
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:

@@ -247,23 +247,10 @@ class AsyncMapper(CallsAhead[T]):
                 f" {function_name(fn)}; use map for a plain function, or thread_map for many"
                 " calls at once"
             )
-        super().__init__(
-            datapipe,
-            fn,
-            input_col,
-            output_col,
-            concurrency=checked_auto("concurrency", concurrency, at_least=1),
-            ordered=ordered,
-            timeout=timeout,
-            retries=retries,
-            retry_on=retry_on,
-            backoff=backoff,
-            resource=resource,
-            on_error=on_error,
-            max_errors=max_errors,
-            repeatable=repeatable,
-            keep_results=keep_results,
-        )
+        checked_auto("concurrency", concurrency, at_least=1)
+        super().__init__(datapipe, fn, input_col, output_col, resource, concurrency, ordered)
+        self.set_attempts(timeout, retries, retry_on, backoff)
+        self.set_outcomes(on_error, max_errors, repeatable, keep_results)
 
     def is_async(self) -> bool:
         return True

@@ -589,23 +589,9 @@ class ThreadMapper(CallsAhead[T]):
             )
         if concurrency is not None:
             checked_auto("concurrency", concurrency, at_least=1)
-        super().__init__(
-            datapipe,
-            fn,
-            input_col,
-            output_col,
-            concurrency=concurrency,
-            ordered=ordered,
-            timeout=timeout,
-            retries=retries,
-            retry_on=retry_on,
-            backoff=backoff,
-            resource=resource,
-            on_error=on_error,
-            max_errors=max_errors,
-            repeatable=repeatable,
-            keep_results=keep_results,
-        )
+        super().__init__(datapipe, fn, input_col, output_col, resource, concurrency, ordered)
+        self.set_attempts(timeout, retries, retry_on, backoff)
+        self.set_outcomes(on_error, max_errors, repeatable, keep_results)
 
     def new_pass(self, edge: Edge[Any]) -> ThreadMapPass[T]:
         return ThreadMapPass(edge)

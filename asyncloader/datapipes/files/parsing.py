@@ -44,31 +44,8 @@ class _CSVReader(TextReader):
     #: What makes rows of lines.
     make_reader: ClassVar[Callable[..., Any]]
 
-    def __init__(
-        self,
-        source_datapipe: Iterable[tuple[str, Any]],
-        *,
-        skip_lines: int = 0,
-        decode: bool = True,
-        encoding: str = "utf-8",
-        errors: str = "ignore",
-        return_path: bool = False,
-        max_line_bytes: float | None = MAX_LINE_BYTES,
-        on_error: OnError = "raise",
-        max_errors: int | None = None,
-        **fmtparams: Any,
-    ) -> None:
-        super().__init__(
-            source_datapipe,
-            skip_lines=skip_lines,
-            decode=decode,
-            encoding=encoding,
-            errors=errors,
-            return_path=return_path,
-            max_line_bytes=max_line_bytes,
-            on_error=on_error,
-            max_errors=max_errors,
-        )
+    def set_format(self, fmtparams: dict[str, Any]) -> None:
+        """Say what the reader is told of the format; a constructor does."""
         # A TypeError that names the keyword, if there is none such.
         self.make_reader([], **fmtparams)
         self.fmtparams = fmtparams
@@ -152,18 +129,9 @@ class CSVParser(_CSVReader):
         max_errors: int | None = None,
         **fmtparams: Any,
     ) -> None:
-        super().__init__(
-            source_datapipe,
-            skip_lines=skip_lines,
-            decode=decode,
-            encoding=encoding,
-            errors=errors,
-            return_path=return_path,
-            max_line_bytes=max_line_bytes,
-            on_error=on_error,
-            max_errors=max_errors,
-            **fmtparams,
-        )
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
+        self.set_reading(skip_lines, decode, encoding, errors, return_path, max_line_bytes)
+        self.set_format(fmtparams)
         self.as_tuple = as_tuple
 
     def rows(self, reader: Any, path: str, lines: LinesOfRow) -> Iterator[Any]:
@@ -189,6 +157,24 @@ class CSVDictParser(_CSVReader):
     """
 
     make_reader = csv.DictReader
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        max_line_bytes: float | None = MAX_LINE_BYTES,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **fmtparams: Any,
+    ) -> None:
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
+        self.set_reading(skip_lines, decode, encoding, errors, return_path, max_line_bytes)
+        self.set_format(fmtparams)
 
 
 @functional_datapipe("parse_json_files")

@@ -46,20 +46,16 @@ OPENING = "open the file with its encoding, as in open_files(encoding=…)"
 class TextReader(Expander[Any]):
     """A pipe that reads streams of text, or of bytes that it decodes, and closes them."""
 
-    def __init__(
+    def set_reading(
         self,
-        datapipe: Iterable[tuple[str, Any]],
-        *,
         skip_lines: int,
         decode: bool,
         encoding: str,
         errors: str,
         return_path: bool,
         max_line_bytes: float | None,
-        on_error: OnError,
-        max_errors: int | None,
     ) -> None:
-        super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
+        """Say how streams become lines, and what is yielded; a constructor does."""
         self.max_line_bytes = checked_line_limit(max_line_bytes)
         self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
         self.decode = decode
@@ -114,17 +110,8 @@ class LineReader(TextReader):
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
-        super().__init__(
-            source_datapipe,
-            skip_lines=skip_lines,
-            decode=decode,
-            encoding=encoding,
-            errors=errors,
-            return_path=return_path,
-            max_line_bytes=max_line_bytes,
-            on_error=on_error,
-            max_errors=max_errors,
-        )
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
+        self.set_reading(skip_lines, decode, encoding, errors, return_path, max_line_bytes)
         self.strip_newline = strip_newline
 
     def parts(self, item: Any, skip: int = 0) -> Iterator[Any]:
