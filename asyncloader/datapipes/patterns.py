@@ -36,7 +36,7 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import CountedPass, Edge, Pass
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.traits import setting
 from asyncloader.datapipes.running.watch.watching import UNCOUNTED
 from asyncloader.datapipes.sources import iterable_source
@@ -206,8 +206,23 @@ def _check_class(cls: type[Pipe[Any]]) -> None:
 
 
 @dataclass
-class PipePass(CountedPass[T]):
-    """One pass over a Pipe, which is run on the edge to its source."""
+class PipePass(Pass[T]):
+    """One pass over a Pipe, which is run on the edge to its source.
+
+    Its place is its state. What it takes and yields is counted by the edges.
+    """
+
+    counts_edges = True
+
+    @property
+    def taken(self) -> int:
+        """How many items of the source have come."""
+        return self.source.count()
+
+    @property
+    def yielded(self) -> int:
+        """How many items were yielded."""
+        return self.edge.made()
 
     def __iter__(self) -> Iterator[T]:
         items: Iterator[T] = self.pipe.run(self.reading(), self.state)
@@ -254,9 +269,19 @@ class PipePass(CountedPass[T]):
             return bool(self.pipe.start(1)[1])
         return bool(self.state.lags())
 
+    def cursor(self) -> Cursor:
+        # One that has not moved is where it began, and its state says so.
+        if self.state is not None and self.has_moved():
+            self.fill()
+        return super().cursor()
+
+    def has_moved(self) -> bool:
+        """Whether it has taken or yielded anything."""
+        return self.edge.has_moved() or self.source.has_moved()
+
     def fill(self) -> None:
-        if self.state is not None:
-            super().fill()
+        """Write into the state what it does not say yet; it is saved next."""
+        self.state.fill(self.source.count(), self.edge.made())
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if self.state is None:
@@ -307,8 +332,7 @@ class SeveralPass(PipePass[T]):
         return UNCOUNTED, self.edge.made(), False, self.errors
 
     def fill(self) -> None:
-        if self.state is not None:
-            self.state.fill_each(self.taken_each(), self.edge.made())
+        self.state.fill_each(self.taken_each(), self.edge.made())
 
     def needs_of(self, source: Edge[Any]) -> int | None:
         if self.state is None:

@@ -296,7 +296,7 @@ class Edge(Generic[T]):
         return self._made.passed() > 0 or self._came.passed() > 0
 
     def made(self) -> int:
-        """Return how many of its items a ``CountedPass`` has yielded, dropped ones included."""
+        """Return how many of its items a pass that is counted has yielded, dropped ones too."""
         return self._made_from + self._made.passed()
 
     def first_cursors(self) -> Cursors:
@@ -660,7 +660,7 @@ class Pass(Generic[T_co]):
     #: Whether it yields one item for each item of its source, so that nobody need count them.
     follows_source: ClassVar[bool] = False
 
-    #: Whether what it takes and yields is counted for it; see ``CountedPass``.
+    #: Whether what it takes and yields is counted for it, by its edges.
     counts_edges: ClassVar[bool] = False
 
     edge: Edge[Any] = field(repr=False)
@@ -696,25 +696,8 @@ class Pass(Generic[T_co]):
 
     def cursor(self) -> Cursor:
         """Return the position of the pass between two items, as plain data."""
-        if self.state is None:
-            return {}
-        if not self.counts_edges or self.has_moved():
-            self.fill()
-        saved: Cursor = self.state.saved()
+        saved: Cursor = {} if self.state is None else self.state.saved()
         return saved
-
-    def has_moved(self) -> bool:
-        """Whether it has taken or yielded anything, where that is counted for it.
-
-        Otherwise it is where it began, and its state says so.
-        """
-        return self.edge.has_moved() or self.source.has_moved()
-
-    def fill(self) -> None:
-        """Write into the state what it does not say yet; it is saved next.
-
-        Where edges are counted this is called only once the pass has moved.
-        """
 
     def needs(self) -> int | None:
         """Return how many items of the source a resumed pass does not need any more.
@@ -767,9 +750,7 @@ class Pass(Generic[T_co]):
         These are the numbers of items it took and yielded, or UNCOUNTED; whether they are the
         same; and the number of errors that it tolerated. May be called in any thread.
         """
-        taken, yielded = (
-            getattr(self, name, getattr(self.state, name, UNCOUNTED)) for name in _COUNTS
-        )
+        taken, yielded = (getattr(self, name, UNCOUNTED) for name in ("taken", "yielded"))
         return taken, yielded, self.follows_source, getattr(self, "errors", 0)
 
     def under_way(self) -> Iterable[UnderWay]:
@@ -791,38 +772,7 @@ class Pass(Generic[T_co]):
         The cursor was taken at item ``position`` or earlier; None is the beginning.
         ``cursors`` are for the pipes that the pass reads. Call this before iterating.
         """
-        if cursor is None or self.state is None:
-            return position
-        state = self.state
-        state.load(cursor)
-        self.pipe.begin_at(state)
-        self.source.resume(state.first(), cursors)
-        return position - int(state.position())
-
-
-class CountedPass(Pass[T_co]):
-    """A pass whose place is its state, with how many items it has taken and yielded.
-
-    It counts neither itself.
-    """
-
-    counts_edges = True
-
-    @property
-    def taken(self) -> int:
-        """How many items of the source have come."""
-        return self.source.count()
-
-    @property
-    def yielded(self) -> int:
-        """How many items were yielded."""
-        return self.edge.made()
-
-    def fill(self) -> None:
-        self.state.fill(self.source.count(), self.edge.made())
-
-
-_COUNTS = ("taken", "yielded")
+        return position
 
 
 class OwnState:
