@@ -73,7 +73,7 @@ async def answer(loader: DataLoader2, model: nn.Module) -> None:
 @contextlib.asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
     torch.set_num_threads(1)
-    graph = feed.map(decode).batch(32, max_wait=0.005)
+    graph = feed.map(decode).batch(32)
     service = MultiProcessingReadingService(WORKERS)
     async with DataLoader2(graph, reading_service=service) as loader:
         model_task = asyncio.create_task(answer(loader, MeanColour().eval()))

@@ -12,7 +12,6 @@ import operator
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterable,
     AsyncIterator,
     Callable,
     Iterable,
@@ -20,7 +19,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from asyncloader.arguments import checked_count, checked_wait
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_items
@@ -36,25 +35,16 @@ from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 T = TypeVar("T")
 
-
-async def timed_batches(
-    source: AsyncIterable[T], size: int, max_wait: float
-) -> AsyncGenerator[list[T], None]:
-    """Yield the source's items in lists of ``size``, or of fewer after ``max_wait`` seconds.
-
-    The seconds count from the arrival of a list's first item. A list grows until it is taken,
-    so a slow consumer gets a longer one. At most ``size`` items are held.
-    """
-    ahead = TimedBatches(source, size, max_wait)
-    async with ahead.running("batch"), contextlib.aclosing(ahead.batches()) as batches:
-        async for batch in batches:
-            yield batch
-            # Do not keep the yielded batch alive while the next one is made.
-            del batch
+#: Of a batch that does not wait for company while whoever takes it waits for it.
+ADAPTIVE: Literal["adaptive"] = "adaptive"
 
 
 class TimedBatches(RunningAhead):
-    """The items of the next batch, each with the time at which it has waited long enough."""
+    """The items of the next batch, each with the time at which it has waited long enough.
+
+    A batch grows until it is taken, so a slow consumer gets a longer one. At most ``size`` items
+    are held.
+    """
 
     def __init__(self, source: Any, size: int, max_wait: float) -> None:
         super().__init__(source)
@@ -79,21 +69,22 @@ class TimedBatches(RunningAhead):
     async def batches(self) -> AsyncGenerator[list[Any], None]:
         """Yield the batches; raise the source's error in its place."""
         while await self.has_next():
-            await self._until_closed()
+            await self.until_closed()
             count = min(self._size, len(self._items))
             batch = [self._items.popleft()[0] for _ in range(count)]
             self.wake_reader()
             yield batch
             del batch
 
-    async def _until_closed(self) -> None:
-        if self._is_closed():
+    async def until_closed(self) -> None:
+        """Wait until the next batch is to be taken; there is an item for it."""
+        if self.is_closed():
             return
         _, due = self._items[0]
         # A timer may fire a clock tick early, so trust the call and not the clock.
         timer = self.loop.call_at(due, self._fall_due)
         try:
-            await self.until_held(self._is_closed)
+            await self.until_held(lambda: self.is_closed() or self._is_due)
         finally:
             timer.cancel()
             self._is_due = False
@@ -102,8 +93,9 @@ class TimedBatches(RunningAhead):
         self._is_due = True
         self.wake_consumer()
 
-    def _is_closed(self) -> bool:
-        return len(self._items) >= self._size or self.has_ended or self._is_due
+    def is_closed(self) -> bool:
+        """Whether the next batch is full, or no more items come."""
+        return len(self._items) >= self._size or self.has_ended
 
 
 @functional_datapipe("batch")
@@ -120,7 +112,9 @@ class Batcher(IterDataPipe[list[T]]):
 
     With ``max_wait`` a batch is closed by the clock as well, when its first item has
     waited so many seconds for company. Such batches differ from run to run: there is
-    no length, and no snapshot.
+    no length, and no snapshot. With ``max_wait="adaptive"`` a batch is closed as soon as
+    somebody waits for it; after a ``Feed`` that is when the model has nothing to do, and
+    there it is the default.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(5)).batch(2))
@@ -137,14 +131,14 @@ class Batcher(IterDataPipe[list[T]]):
         wrapper_class: Callable[[list[T]], Any] = list,
         *,
         across_workers: bool = False,
-        max_wait: float | None = None,
+        max_wait: float | Literal["adaptive"] | None = None,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
         self.drop_last = drop_last
         self.wrapper_class = plain_function("wrapper_class", wrapper_class, takes=1)
         self.across_workers = across_workers
-        self.max_wait = None if max_wait is None else checked_wait("max_wait", max_wait)
+        self.max_wait = _checked_max_wait(max_wait)
 
     def goes_by_clock(self) -> bool:
         return self.max_wait is not None
@@ -243,7 +237,9 @@ class TimedBatchPass(Pass[Any]):
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         pipe = self.pipe
-        self._ahead = ahead = TimedBatches(self.source, pipe.batch_size, pipe.max_wait)
+        # Without requests there is nobody to tell whether the model is idle but who takes them.
+        max_wait = 0.0 if pipe.max_wait == ADAPTIVE else pipe.max_wait
+        self._ahead = ahead = TimedBatches(self.source, pipe.batch_size, max_wait)
         async with ahead.running(repr(pipe)), contextlib.aclosing(ahead.batches()) as batches:
             async for batch in batches:
                 if len(batch) == pipe.batch_size or not pipe.drop_last:
@@ -253,6 +249,14 @@ class TimedBatchPass(Pass[Any]):
     def set_paused(self, is_paused: bool) -> None:
         if self._ahead is not None:
             self._ahead.set_paused(is_paused)
+
+
+def _checked_max_wait(value: Any) -> float | Literal["adaptive"] | None:
+    if value is None or value == ADAPTIVE:
+        return value  # type: ignore[no-any-return]  # one of the two
+    if isinstance(value, str):
+        raise ValueError(f'max_wait must be a number of seconds or "adaptive", got {value!r}')
+    return checked_wait("max_wait", value)
 
 
 def largest_batch(source: Any) -> int:

@@ -125,7 +125,7 @@ class IterFluent(Generic[T_co]):
         drop_last: bool = False,
         *,
         across_workers: bool = False,
-        max_wait: float | None = None,
+        max_wait: float | Literal["adaptive"] | None = None,
     ) -> IterDataPipe[list[T_co]]: ...
     @overload
     def batch(
@@ -135,7 +135,7 @@ class IterFluent(Generic[T_co]):
         wrapper_class: Callable[[list[T_co]], U] = ...,
         *,
         across_workers: bool = False,
-        max_wait: float | None = None,
+        max_wait: float | Literal["adaptive"] | None = None,
     ) -> IterDataPipe[U]: ...
     def batch_tokens(
         self, max_tokens: int, length: Callable[[T_co], Any] = ...

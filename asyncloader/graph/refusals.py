@@ -233,11 +233,6 @@ def _feeds(graph: Graph) -> list[Any]:
 
 def _not_for_envelopes(pipe: Any) -> Iterator[Said]:
     if isinstance(pipe, Batcher):
-        if pipe.max_wait is None:
-            yield (
-                f"{stage_name(pipe)} follows a Feed, where it could wait for ever for a full batch",
-                f"limit the wait: batch({pipe.batch_size}, max_wait=seconds)",
-            )
         if pipe.drop_last:
             yield (
                 f"{stage_name(pipe)} follows a Feed, where drop_last would drop requests that wait"
@@ -262,8 +257,8 @@ def _not_for_envelopes(pipe: Any) -> Iterator[Said]:
         yield (
             f"{stage_name(pipe)} cannot follow a Feed: it does not make exactly one item of each"
             " item, so requests would lose their answers",
-            "Use map, async_map, thread_map, collate and batch(n, max_wait=...), or a pipe of your"
-            " own that derives from OneToOne",
+            "Use map, async_map, thread_map, collate and batch, or a pipe of your own that"
+            " derives from OneToOne",
         )
 
 

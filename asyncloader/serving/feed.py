@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any, Protocol, Self
 
 import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
@@ -22,9 +23,11 @@ from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.running.exchange import Nobody, Waiter
 from asyncloader.datapipes.running.run_place import cancelled
 from asyncloader.datapipes.tracebacks import trim_tracebacks
-from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
+from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.runtime import begin_task
-from asyncloader.serving.requests import FeedStats, PendingRequests, Request
+from asyncloader.serving.company import Company
+from asyncloader.serving.deadlines import Deadlines
+from asyncloader.serving.requests import EXPIRED, FeedStats, PendingRequests, Request
 from asyncloader.serving.rewiring import rewired
 from asyncloader.waiting import LoopWaiter
 
@@ -38,10 +41,9 @@ class Feed(IterDataPipe[Any]):
     """The source of a graph that answers requests: ``await feed.ask(item)``.
 
     At most ``max_pending`` requests can wait for an answer at one time. Build a graph on the
-    feed (map, async_map, thread_map, collate, ``batch(n, max_wait=seconds)``, your own
-    one-to-one pipes) and give it to a DataLoader2 that is iterated with ``async for``: each
-    item then has ``data`` and ``reply``. If the graph itself makes the answers, let
-    ``feed.serve(loader)`` do that.
+    feed (map, async_map, thread_map, collate, batch, your own one-to-one pipes) and give it to a
+    DataLoader2 that is iterated with ``async for``: each item then has ``data`` and ``reply``.
+    If the graph itself makes the answers, let ``feed.serve(loader)`` do that.
 
     An error in a pipe is the answer to the request it belongs to, and to no other. The feed
     stays in the loader's process; each request goes to the least busy worker process.
@@ -60,7 +62,8 @@ class Feed(IterDataPipe[Any]):
 
     def __init__(self, max_pending: int = 1024) -> None:
         self.max_pending = checked_count("max_pending", max_pending, at_least=1)
-        self._pending = PendingRequests(self._on_news)
+        self._pending = PendingRequests(self.max_pending, self._on_news)
+        self._deadlines = Deadlines()
         self._readership = Readership(self._pending, self._on_news)
         self._reader: Waiter = Nobody()
         self._drains: set[LoopWaiter] = set()
@@ -77,24 +80,41 @@ class Feed(IterDataPipe[Any]):
         is dropped. If the worker that has the request dies, an ``idempotent`` request is
         tried once more; any other fails with ``WorkerDied``.
         """
-        timeout = checked_limit("timeout", timeout)
-        request = self._accepted(item, idempotent)
+        if timeout is not None:
+            timeout = checked_limit("timeout", timeout)
+            timeout = None if timeout == math.inf else timeout
+        loop = self._readership.check_loop()
+        if self._is_closed:
+            raise LoaderClosed("the feed is closed and takes no more requests")
+        if self._readership.failure is not None:
+            raise _unread(self._readership.failure)
+        request = self._pending.accept(item, loop, idempotent)
         # Held by the request alone, which drops it when it is not needed any more.
         del item
+        equals = None if timeout is None else self._deadlines.of(loop, timeout)
+        if equals is not None:
+            equals.add(request.key, request)
+        # Only here outcomes are counted, as each caller sees them.
+        counts = self._pending.counts
         try:
-            # The answer and the timeout may come in one tick: then the answer counts.
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(timeout):
-                    await request.answer
-            return self._outcome(request, timeout)
+            answer = await request.answer
         except asyncio.CancelledError:
-            self._pending.counts["cancelled"] += 1
+            counts["cancelled"] += 1
+            self._pending.forget(request)
             raise
         except Exception as error:
+            counts["failed"] += 1
             trim_tracebacks(error)
             raise
         finally:
+            if equals is not None:
+                del equals.waiting[request.key]
+        if answer is EXPIRED:
+            counts["expired"] += 1
             self._pending.forget(request)
+            raise TimeoutError(f"there was no answer within {timeout:g} s")
+        counts["answered"] += 1
+        return answer
 
     def serve(self, loader: Loader, *, drain_timeout: float | None = DRAIN_SECONDS) -> Server:
         """Answer requests with what the graph of ``loader`` makes of them, in the background.
@@ -181,47 +201,45 @@ class Feed(IterDataPipe[Any]):
         raise TypeError("a Feed belongs to its process and cannot be pickled")
 
     async def __aiter__(self) -> AsyncIterator[Envelope]:
-        loop = asyncio.get_running_loop()
         reading = self._readership.reading
-        self._reader = waiter = LoopWaiter(loop)
+        self._reader = waiter = LoopWaiter(asyncio.get_running_loop())
+        self._pending.enough = 1
         while True:
             await waiter.until(self._has_something)
             # If this loader is being closed, the waiting requests are for the next one.
             if not self._pending.queued or not self._readership.is_held_by(reading):
                 return
-            request = self._pending.take(loop.time())
-            envelope = Envelope(request.key, request.taken())
+            (request,) = self._pending.take(1)
+            envelope = Envelope(request.key, request.item)
+            request.let_go()
             # Keep neither the request nor its later answer alive while waiting.
             del request
             yield envelope
             del envelope
 
-    def _accepted(self, item: Any, idempotent: bool) -> Request:
-        self._readership.check_loop()
-        if self._is_closed:
-            raise LoaderClosed("the feed is closed and takes no more requests")
-        self._readership.check_read()
-        if len(self._pending) >= self.max_pending:
-            self._pending.counts["refused"] += 1
-            raise Overloaded(
-                f"{self.max_pending} requests are pending, which is max_pending of this feed; try"
-                " again later"
-            )
-        loop = asyncio.get_running_loop()
-        return self._pending.accept(item, loop, idempotent=idempotent)
+    async def batches(self, size: int, company: Company) -> AsyncGenerator[Envelope, None]:
+        """Yield the requests in batches, for a reader that has nothing before its batches.
 
-    def _outcome(self, request: Request, timeout: float | None) -> Any:
-        """Return or raise what the caller of ``ask`` gets; only this counts the outcomes."""
-        if not request.is_settled():
-            self._pending.counts["expired"] += 1
-            raise TimeoutError(f"there was no answer within {timeout:g} s")
-        error = request.answer.exception()
-        if error is None:
-            self._pending.counts["answered"] += 1
-            return request.answer.result()
-        self._pending.counts["failed"] += 1
-        # A future that is awaited already would raise it without its traceback.
-        raise error
+        A request is taken only when its batch is closed: until then it can be given up, or wait
+        for the next loader.
+        """
+        reading, pending = self._readership.reading, self._pending
+        self._reader = waiter = LoopWaiter(asyncio.get_running_loop())
+        batch = NextBatch(pending, size, waiter, lambda: self._is_closed)
+        while True:
+            pending.enough = 1
+            await waiter.until(self._has_something)
+            if not pending.queued:
+                return
+            # A reader that is woken for each request takes longer than all the rest.
+            pending.enough = size
+            await company.gathered(batch)
+            # If this loader is being closed, the waiting requests are for the next one.
+            if not self._readership.is_held_by(reading):
+                return
+            # All may have been given up meanwhile.
+            if pending.queued:
+                yield batched(pending.take(size))
 
     def _has_something(self) -> bool:
         if self._pending.queued:
@@ -234,6 +252,50 @@ class Feed(IterDataPipe[Any]):
             drain.wake()
 
 
+def batched(requests: list[Request]) -> Envelope:
+    """Return the envelope of several requests, which are taken."""
+    keys = tuple([request.key for request in requests])
+    items = [request.item for request in requests]
+    for request in requests:
+        # The body of let_go: this runs for every request.
+        if not request.may_be_retried:
+            request.item = None
+    return Envelope(keys, items)
+
+
+class NextBatch:
+    """The waiting requests of a feed, which the next batch is made of."""
+
+    def __init__(
+        self,
+        pending: PendingRequests,
+        size: int,
+        waiter: LoopWaiter,
+        is_feed_closed: Callable[[], bool],
+    ) -> None:
+        self._pending = pending
+        self._size = size
+        self._waiter = waiter
+        self._is_feed_closed = is_feed_closed
+
+    def count(self) -> int:
+        return self._pending.queued
+
+    def is_closed(self) -> bool:
+        # All may have been given up: then there is nothing to close.
+        queued = self._pending.queued
+        return not 0 < queued < self._size or self._is_feed_closed()
+
+    def since(self) -> float:
+        return self._pending.waiting_since()
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        await self._waiter.until(lambda: self.is_closed() or ready())
+
+    def look(self) -> None:
+        self._waiter.wake()
+
+
 class Readership:
     """The loop of a feed, which loader reads it there, and why the last one stopped.
 
@@ -244,17 +306,23 @@ class Readership:
         self._pending = pending
         self._on_news = on_news
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_running: Callable[[], bool] = bool
+        self._thread = 0
         #: A token of the present reader; None while nobody reads.
         self.reading: object | None = None
         self._is_served = False
         #: What ended the last reading, until the next begins.
         self.failure: BaseException | None = None
 
-    def check_loop(self) -> None:
-        """Raise LoopMismatchError on any loop but the one where the feed is in use."""
+    def check_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop; LoopMismatchError if the feed is in use on another one."""
+        # To ask these two is faster than to ask which loop runs in this thread.
+        if threading.get_ident() == self._thread and self._is_running():
+            assert self._loop is not None
+            return self._loop
         loop = asyncio.get_running_loop()
         if self._loop is loop:
-            return
+            return loop
         if self._loop is None or self._loop.is_closed():
             self._forget_all()
         elif self.is_read() or len(self._pending):
@@ -263,12 +331,8 @@ class Readership:
                 f" one, {loop!r} in {threading.current_thread().name}; ask on the loop that"
                 " iterates its loader"
             )
-        self._loop = loop
-
-    def check_read(self) -> None:
-        """Raise LoaderClosed if the last reading failed."""
-        if self.failure is not None:
-            raise _unread(self.failure)
+        self._loop, self._is_running, self._thread = loop, loop.is_running, threading.get_ident()
+        return loop
 
     def is_read(self) -> bool:
         """Whether a loader reads the feed, or is about to."""

@@ -15,17 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope, Key
-from asyncloader.errors import LoaderError, WorkerDied, WorkerTimeout
+from asyncloader.errors import LoaderError, Overloaded, WorkerDied, WorkerTimeout
 from asyncloader.runtime import running_loop
 from asyncloader.system import unless_exiting
-from asyncloader.waiting import call_soon
+from asyncloader.waiting import call_soon, do_nothing
 from asyncloader.workers.remote_errors import unpack_error
 
 
@@ -37,24 +37,26 @@ class Request:
     item: Any
     answer: asyncio.Future[Any]
     accepted: float
-    is_idempotent: bool
-    was_retried: bool = False
+    #: Whether it may be tried a second time.
+    may_be_retried: bool
 
-    def may_be_retried(self) -> bool:
-        """Whether it may be tried a second time."""
-        return self.is_idempotent and not self.was_retried
+    def expire(self) -> None:
+        """End the wait for an answer, unless there is one."""
+        if not self.answer.done():
+            self.answer.set_result(EXPIRED)
 
-    def is_settled(self) -> bool:
-        """Whether it has an answer, or an error in its place."""
-        return self.answer.done() and not self.answer.cancelled()
-
-    def taken(self) -> Any:
-        """Return the item, and keep it only if it may be needed for a second try."""
-        item = self.item
-        if not self.may_be_retried():
+    def let_go(self) -> None:
+        """Keep the item, which was taken, only if it may be needed for a second try."""
+        if not self.may_be_retried:
             self.item = None
-        return item
 
+
+#: What a request that expired has in the place of an answer.
+EXPIRED: Any = object()
+
+
+#: What becomes of requests: fields of ``FeedStats``.
+_COUNTED = ("answered", "failed", "expired", "cancelled", "refused", "retried")
 
 #: Means are over so many of the latest requests and batches.
 _RECENT = 1024
@@ -63,21 +65,29 @@ _RECENT = 1024
 class PendingRequests:
     """The requests of one feed; every method is to be called on the feed's loop.
 
-    Only ``wants`` may be called from any thread. ``on_news`` is called whenever a request
-    begins to wait or ends.
+    Only ``wants`` may be called from any thread. ``on_news`` is called whenever requests end,
+    and when one begins to wait, once there are ``enough``.
     """
 
-    def __init__(self, on_news: Callable[[], None]) -> None:
-        #: How many requests were answered, failed, expired … so far: fields of ``FeedStats``.
-        self.counts: Counter[str] = Counter()
+    def __init__(self, max_pending: int, on_news: Callable[[], None]) -> None:
+        self._max_pending = max_pending
+        #: How many requests were answered, failed, expired … so far.
+        self.counts = dict.fromkeys(_COUNTED, 0)
         #: How full the latest batches were, and how long the latest requests waited.
         self.fills: deque[float] = deque(maxlen=_RECENT)
         self._waits: deque[float] = deque(maxlen=_RECENT)
+        #: How many requests have to wait before their reader looks at them.
+        self.enough = 1
+        #: Called when a batch is settled.
+        self.batch_settled: Callable[[], object] = do_nothing
         self._on_news = on_news
         self._keys = itertools.count(1)
-        self._waiting: OrderedDict[int, Request] = OrderedDict()
+        #: Those that were given up are taken out, which is rare, or else they come first.
+        self._waiting: deque[Request] = deque()
         self._under_way: dict[int, Request] = {}
         self._unwanted: set[int] = set()
+        #: The batches that are being worked on, each by the first of its keys.
+        self._batches: set[int] = set()
 
     def __len__(self) -> int:
         """How many requests are in memory."""
@@ -88,32 +98,52 @@ class PendingRequests:
         """How many requests wait to be worked on."""
         return len(self._waiting)
 
-    def accept(self, item: Any, loop: asyncio.AbstractEventLoop, *, idempotent: bool) -> Request:
-        """Add a request, which waits to be worked on."""
-        future = loop.create_future()
-        request = Request(next(self._keys), item, future, loop.time(), idempotent)
-        self._waiting[request.key] = request
-        self._on_news()
+    def accept(self, item: Any, loop: asyncio.AbstractEventLoop, idempotent: bool) -> Request:
+        """Add a request, which waits to be worked on; Overloaded if there are too many."""
+        # The body of __len__: this runs for every request.
+        pending = len(self._waiting) + len(self._under_way) + len(self._unwanted)
+        if pending >= self._max_pending:
+            self.counts["refused"] += 1
+            raise Overloaded(
+                f"{pending} requests are pending, which is max_pending of this feed; try again"
+                " later"
+            )
+        request = Request(next(self._keys), item, loop.create_future(), monotonic(), idempotent)
+        self._waiting.append(request)
+        # Not for those after them: their reader was told, or has looked when it set ``enough``.
+        if len(self._waiting) == self.enough:
+            self._on_news()
         return request
 
-    def take(self, now: float) -> Request:
-        """Return the request that has waited longest; from now on it is under way."""
-        key, request = self._waiting.popitem(last=False)
-        self._under_way[key] = request
-        self._waits.append(now - request.accepted)
-        return request
+    def take(self, most: int) -> list[Request]:
+        """Return the requests that have waited longest; from now on they are under way."""
+        next_one = self._waiting.popleft
+        taken = [next_one() for _ in range(min(most, len(self._waiting)))]
+        now = monotonic()
+        for request in taken:
+            self._under_way[request.key] = request
+            self._waits.append(now - request.accepted)
+        return taken
+
+    def waiting_since(self) -> float:
+        """Return since when the oldest request has waited to be worked on, by ``monotonic``."""
+        return self._waiting[0].accepted
+
+    def begin_batch(self, keys: tuple[int, ...], size: int) -> None:
+        """Note that a batch of at most ``size`` requests is worked on until it is settled."""
+        self.fills.append(len(keys) / size)
+        self._batches.add(keys[0])
+
+    def batches_under_way(self) -> int:
+        """Return how many batches are being worked on."""
+        return len(self._batches)
 
     def stats(self, *, is_ready: bool) -> FeedStats:
         """Return how the feed is doing at this moment."""
         return FeedStats(
             queued=len(self._waiting),
             under_way=len(self._under_way) + len(self._unwanted),
-            answered=self.counts["answered"],
-            failed=self.counts["failed"],
-            expired=self.counts["expired"],
-            cancelled=self.counts["cancelled"],
-            refused=self.counts["refused"],
-            retried=self.counts["retried"],
+            **self.counts,
             mean_wait=_mean(self._waits),
             longest_wait=max(self._waits, default=0.0),
             batch_fill=_mean(self.fills),
@@ -125,12 +155,12 @@ class PendingRequests:
 
         0.0 where there is none.
         """
-        oldest = (next(iter(each.values()), None) for each in (self._waiting, self._under_way))
+        oldest = (next(iter(each), None) for each in (self._waiting, self._under_way.values()))
         return max((monotonic() - each.accepted for each in oldest if each), default=0.0)
 
     def has_retryable(self) -> bool:
         """Whether a request that is under way may have to be tried again."""
-        return any(request.may_be_retried() for request in self._under_way.values())
+        return any(request.may_be_retried for request in self._under_way.values())
 
     def wants(self, key: Key) -> bool:
         """Whether somebody waits for the request with this key, or for one of these keys."""
@@ -148,47 +178,56 @@ class PendingRequests:
         if self.wants(envelope.key):
             return True
         self._unwanted.difference_update(keys)
-        self._on_news()
+        self._end(keys)
         return False
 
     def forget(self, request: Request) -> None:
         """Note that nobody waits for this answer any more."""
-        self._waiting.pop(request.key, None)
         if self._under_way.pop(request.key, None) is not None:
             self._unwanted.add(request.key)
+        else:
+            # It may have been settled at the same moment.
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(request)
         request.item = None
         with contextlib.suppress(asyncio.CancelledError, asyncio.InvalidStateError):
             # Nobody will read an error that came at the same moment.
             request.answer.exception()
         self._on_news()
 
-    def answer(self, keys: Iterable[int], outputs: Iterable[Any]) -> None:
+    def answer(self, keys: tuple[int, ...], outputs: Iterable[Any]) -> None:
         """Settle requests, each with its own answer."""
+        under_way = self._under_way
         for key, output in zip(keys, outputs, strict=True):
-            request = self._settled(key)
-            if request is not None and not request.answer.done():
+            # The body of _settled: this runs for every request.
+            request = under_way.pop(key, None)
+            if request is None:
+                self._unwanted.discard(key)
+            elif not request.answer.done():
                 request.answer.set_result(output)
-        self._on_news()
+        # After the answers, so that those who ask again at once are in the next batch.
+        self._end(keys)
 
-    def fail(self, keys: Iterable[int], error: BaseException) -> None:
+    def fail(self, keys: tuple[int, ...], error: BaseException) -> None:
         """Settle requests with an error; after a worker's death, retry those that may be."""
         for key in keys:
             if not (isinstance(error, WorkerDied | WorkerTimeout) and self._retry(key)):
                 self._refuse(self._settled(key), error)
-        self._on_news()
+        self._end(keys)
 
     def fail_under_way(self, error: BaseException) -> None:
         """Settle all requests under way with an error: their work is lost."""
         requests = [*self._under_way.values()]
         self._under_way.clear()
         self._unwanted.clear()
+        self._batches.clear()
         for request in requests:
             self._refuse(request, error)
         self._on_news()
 
     def fail_all(self, error: BaseException) -> None:
         """Settle all requests with an error."""
-        requests = [*self._waiting.values()]
+        requests = [*self._waiting]
         self._waiting.clear()
         for request in requests:
             self._refuse(request, error)
@@ -199,22 +238,30 @@ class PendingRequests:
         self._waiting.clear()
         self._under_way.clear()
         self._unwanted.clear()
+        self._batches.clear()
+
+    def _end(self, keys: tuple[int, ...]) -> None:
+        """Tell those who wait that these requests are settled."""
+        self._batches.discard(keys[0])
+        self.batch_settled()
+        self._on_news()
 
     def _retry(self, key: int) -> bool:
         request = self._under_way.get(key)
-        if request is None or not request.may_be_retried():
+        if request is None or not request.may_be_retried:
             return False
         del self._under_way[key]
-        request.was_retried = True
+        request.may_be_retried = False
         # It has waited longest, so it comes first.
-        self._waiting[key] = request
-        self._waiting.move_to_end(key, last=False)
+        self._waiting.appendleft(request)
         self.counts["retried"] += 1
         return True
 
     def _settled(self, key: int) -> Request | None:
-        self._unwanted.discard(key)
-        return self._under_way.pop(key, None)
+        request = self._under_way.pop(key, None)
+        if request is None:
+            self._unwanted.discard(key)
+        return request
 
     def _refuse(self, request: Request | None, error: BaseException) -> None:
         if request is not None and not request.answer.done():

@@ -17,12 +17,14 @@ import functools
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from itertools import dropwhile
 from types import CoroutineType
 from typing import Any
 
+from asyncloader.datapipes.ahead import CallsAhead
 from asyncloader.datapipes.async_calls import AsyncMapper
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.batching import Batcher, timed_batches
+from asyncloader.datapipes.batching import ADAPTIVE, Batcher, TimedBatches
 from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.datapipes.one_to_one import OneToOne
@@ -35,6 +37,7 @@ from asyncloader.graph.edit import replaced
 from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import in_thread
+from asyncloader.serving.company import Company, ForSeconds, WhileBusy
 from asyncloader.serving.requests import FedBatch, FedItem, PendingRequests, unanswered
 from asyncloader.worker_info import this_worker
 from asyncloader.workers.remote_errors import pack_error
@@ -49,8 +52,9 @@ def rewired(end: Any, feed: Any, pending: PendingRequests, being_read: BeingRead
         raise LoaderError(str(refusal))
     wants = Wants(pending.wants)
     pipes = [pipe for pipe in reversed(breadth_first(end)) if pipe is not feed]
+    at_a_time = max(map(_calls_at_a_time, _after_batch(pipes)), default=1)
     for pipe in pipes:
-        stage = _stage_for(pipe, pending, wants)
+        stage = _stage_for(pipe, feed, pending, wants, at_a_time)
         if stage is not pipe:
             # Stats and errors name the pipe that the user wrote.
             take_number_of(stage, pipe)
@@ -59,13 +63,21 @@ def rewired(end: Any, feed: Any, pending: PendingRequests, being_read: BeingRead
     return Results(end, pending, being_read)
 
 
-def _stage_for(pipe: Any, pending: PendingRequests, wants: Wants) -> Any:
+def _after_batch(pipes: list[Any]) -> list[Any]:
+    """Return the pipes that work on batches."""
+    return [*dropwhile(lambda pipe: not isinstance(pipe, Batcher), pipes)]
+
+
+def _calls_at_a_time(pipe: Any) -> int:
+    """Return how many batches a pipe works on at the same time; 1 where that is not known."""
+    count = pipe.concurrency if isinstance(pipe, CallsAhead) else 1
+    return count if isinstance(count, int) else 1
+
+
+def _stage_for(pipe: Any, feed: Any, pending: PendingRequests, wants: Wants, at_a_time: int) -> Any:
     """Return what takes a pipe's place; it may be the pipe itself, changed."""
     if isinstance(pipe, Batcher):
-        assert pipe.max_wait is not None, "a batcher without max_wait is refused"
-        return RequestBatcher(
-            pipe.source, pipe.batch_size, pipe.max_wait, pipe.wrapper_class, pending
-        )
+        return RequestBatcher(pipe, feed, pending, at_a_time)
     if isinstance(pipe, ThreadMapper):
         return _thread_stage(pipe, wants)
     if pipe.carry(functools.partial(on_envelopes, pipe=pipe, wants=wants)):
@@ -107,18 +119,20 @@ class RequestBatcher(IterDataPipe[Envelope]):
     """Put requests together in batches; those that failed are settled at once."""
 
     def __init__(
-        self,
-        source: Any,
-        batch_size: int,
-        max_wait: float,
-        wrapper_class: Callable[[list[Any]], Any],
-        pending: PendingRequests,
+        self, written: Batcher[Any], feed: Any, pending: PendingRequests, at_a_time: int
     ) -> None:
-        self.source = source
-        self.batch_size = batch_size
-        self.max_wait = max_wait
-        self.wrapper_class = wrapper_class
+        self.source = written.source
+        self.batch_size = written.batch_size
+        self.wrapper_class = written.wrapper_class
+        # Where nothing is in between, requests come right from the feed. A method: the feed itself
+        # would be another source.
+        self.batches_of_feed = feed.batches if written.source is feed else None
         self.pending = pending
+        self.company: Company = (
+            WhileBusy(pending.batches_under_way, at_a_time)
+            if written.max_wait in (None, ADAPTIVE)
+            else ForSeconds(written.max_wait)
+        )
 
     def is_replicable(self) -> bool:
         return False
@@ -131,25 +145,64 @@ class RequestBatcher(IterDataPipe[Envelope]):
 
     async def made_of(self, source: Edge[Any]) -> AsyncGenerator[Envelope, None]:
         """Yield the batches."""
-        batches = timed_batches(sifted(source, self.pending), self.batch_size, self.max_wait)
+        batches = (
+            self._gathered(source)
+            if self.batches_of_feed is None
+            else self.batches_of_feed(self.batch_size, self.company)
+        )
         async with contextlib.aclosing(batches):
             async for batch in batches:
+                assert isinstance(batch.key, tuple), "a batch has the keys of its requests"
+                self.pending.begin_batch(batch.key, self.batch_size)
+                yield self._wrapped(batch)
+                # Keep no item alive while waiting for more.
+                del batch
+
+    async def _gathered(self, source: Edge[Any]) -> AsyncGenerator[Envelope, None]:
+        """Yield batches of what comes from the pipes before this one."""
+        pending = self.pending
+        ahead = GatheredBatches(sifted(source, pending), self.batch_size, self.company)
+        pending.batch_settled = ahead.look
+        async with ahead.running(repr(self)), contextlib.aclosing(ahead.batches()) as batches:
+            async for batch in batches:
                 # Some may have been given up while they waited for others.
-                wanted = [envelope for envelope in batch if self.pending.sift(envelope)]
+                wanted = [envelope for envelope in batch if pending.sift(envelope)]
                 if wanted:
-                    self.pending.fills.append(len(wanted) / self.batch_size)
-                    yield self.together(wanted)
+                    keys = tuple([envelope.key for envelope in wanted])
+                    yield Envelope(keys, [envelope.item for envelope in wanted])
                 # Keep no item alive while waiting for more.
                 del batch, wanted
 
-    def together(self, batch: list[Envelope]) -> Envelope:
-        """Return one envelope for the items of several."""
-        whole = Envelope(tuple(envelope.key for envelope in batch))
-        items = [envelope.item for envelope in batch]
+    def _wrapped(self, batch: Envelope) -> Envelope:
+        if self.wrapper_class is list:
+            return batch
         try:
-            return whole.with_item(self.wrapper_class(items))
+            return batch.with_item(self.wrapper_class(batch.item))
         except BaseException as error:  # noqa: BLE001 - user code ran; its requests get the error
-            return whole.failed(failure_in(self, error))
+            return batch.failed(failure_in(self, error))
+
+
+class GatheredBatches(TimedBatches):
+    """The requests of the next batch, which came through other pipes."""
+
+    def __init__(self, source: Any, size: int, company: Company) -> None:
+        super().__init__(source, size, 0.0)
+        self._company = company
+
+    async def until_closed(self) -> None:
+        await self._company.gathered(self)
+
+    def count(self) -> int:
+        return len(self._items)
+
+    def since(self) -> float:
+        return self._items[0][1]
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        await self.until_held(lambda: self.is_closed() or ready())
+
+    def look(self) -> None:
+        self.wake_consumer()
 
 
 class RequestPass(Pass[Any]):

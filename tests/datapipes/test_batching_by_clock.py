@@ -178,7 +178,8 @@ def test_there_is_no_length_and_no_snapshot():
     [
         (-1, ValueError, "at least 0 seconds, got -1"),
         (float("nan"), ValueError, "at least 0 seconds, got nan"),
-        ("1", TypeError, "a number of seconds, got str"),
+        ("soon", ValueError, "a number of seconds or \"adaptive\", got 'soon'"),
+        ((1,), TypeError, "a number of seconds, got tuple"),
         (True, TypeError, "a number of seconds, got bool"),
     ],
 )
