@@ -19,9 +19,11 @@ Up to 65,536 numbers are laid out at once, which is quicker than to compute most
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress, count, islice
 from random import Random
 from typing import Any, TypeVar, overload
@@ -169,8 +171,12 @@ class Shuffled(Fields):
     seed: Seed
     taken: OfSource = 0
     drawn: Count = 0
-    #: The items that are held; with their positions, where those are needed.
+    #: The items that are held, and their positions.
     _buffer: list[Any] = field(default_factory=list)
+    _positions: Any = field(default_factory=partial(array, "q"))
+    #: A position that no held item comes before, and how many were taken when it was looked for.
+    _oldest: int = 0
+    _looked_at: int = 0
     #: Whether a resumed pass reads again from the oldest item on: what can be picked need not be.
     _looks_back: bool = True
 
@@ -181,7 +187,11 @@ class Shuffled(Fields):
         return self._looks_back
 
     def needs(self, taken: int) -> int:
-        return min((position for position, _ in self._buffer), default=taken)
+        # Held items only get younger, so what was found before may be told again. To look at all
+        # of a large buffer each time would take longer than the items in between.
+        if taken - self._looked_at >= len(self._positions) // _LOOKS:
+            self._oldest, self._looked_at = least(self._positions, self._oldest), taken
+        return self._oldest if self._buffer else taken
 
     def fill(self, taken: int, yielded: int) -> None:
         self.taken, self.drawn = taken, yielded
@@ -232,35 +242,31 @@ class Shuffler(Shuffling, Pipe[T]):
         if state is None:
             # It was told not to shuffle.
             return iter(source)
-        if state._looks_back:
-            return self._without_positions(source, state)
         return self._shuffled(source, state)
 
-    def _without_positions(self, source: Edge[T], state: Shuffled) -> Iterator[T]:
-        positions_and_items = self._shuffled(source, state)
-        try:
-            for _, item in positions_and_items:
-                yield item
-        finally:
-            close_items(positions_and_items)
-
-    def _shuffled(self, source: Edge[T], state: Shuffled) -> Iterator[Any]:
-        buffer, size, first = state._buffer, self.buffer_size, state.taken
-        draw = fractions(state.seed, state.drawn).__next__
+    def _shuffled(self, source: Edge[T], state: Shuffled) -> Iterator[T]:
+        buffer, positions, size = state._buffer, state._positions, self.buffer_size
+        draw, taken = fractions(state.seed, state.drawn).__next__, state.taken
         following = self._refilled(source, state)
-        items: Iterator[Any] = enumerate(following, first) if state._looks_back else following
+        before = len(buffer)
         try:
-            buffer += islice(items, size - len(buffer))
-            for item in items:
+            buffer += islice(following, size - before)
+            positions.extend(range(taken, taken + len(buffer) - before))
+            position = count(taken + len(buffer) - before).__next__
+            for item in following:
                 # A product with a fraction is several times faster than randrange,
                 # and its bias is of the order of buffer_size / 2**53.
                 pick = int(draw() * size)
-                buffer.append(item)
-                # As ``swapped_out`` does it; a call takes as long as the rest of the draw.
-                buffer[pick], buffer[-1] = buffer[-1], buffer[pick]
-                yield buffer.pop()
+                positions[pick] = position()
+                item, buffer[pick] = buffer[pick], item
+                yield item
+                # Do not keep the yielded item alive while the next one is made.
+                del item
             while buffer:
                 pick = int(draw() * len(buffer))
+                positions[pick] = positions[-1]
+                positions.pop()
+                # As ``swapped_out`` does it; a call takes as long as the rest of the draw.
                 buffer[pick], buffer[-1] = buffer[-1], buffer[pick]
                 yield buffer.pop()
         finally:
@@ -274,10 +280,10 @@ class Shuffler(Shuffling, Pipe[T]):
         items, following = source.again([*places])
         if drawn > max(0, taken - self.buffer_size):
             self._check_ended(following, taken)
-        held = zip(places, items, strict=True) if state._looks_back else items
         state._buffer += [None] * len(places)
-        for place, item in zip(places.values(), held, strict=True):
-            state._buffer[place] = item
+        state._positions.frombytes(bytes(8 * len(places)))
+        for (position, place), item in zip(places.items(), items, strict=True):
+            state._buffer[place], state._positions[place] = item, position
         return following
 
     def _check_ended(self, following: Iterator[T], taken: int) -> None:
@@ -287,6 +293,22 @@ class Shuffler(Shuffling, Pipe[T]):
                 f"the state does not fit the data: {self!r} had taken {taken} items, and"
                 " no more were left, but there are more now"
             )
+
+
+#: The oldest item of a buffer is looked for whenever an eighth of it is new.
+_LOOKS = 8
+
+#: Fewer numbers are not worth an array of NumPy.
+_FEW = 1024
+
+
+def least(numbers: array[int], otherwise: int) -> int:
+    """Return the least of some numbers, which another thread may change; or else a number."""
+    copied = numbers[:]
+    numpy = sys.modules.get("numpy")
+    if numpy is None or len(copied) < _FEW:
+        return min(copied, default=otherwise)
+    return int(numpy.frombuffer(copied, numpy.int64).min())
 
 
 def held_places(seed: int, buffer_size: int, taken: int, drawn: int) -> dict[int, int]:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
+from array import array
 from collections import Counter
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -11,11 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.running.cursor_history import noting_at_every_item
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.run import RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
+from asyncloader.datapipes.shuffling import least
 from tests.datapipes.resuming import new_pass, placed, plain, rest_of
 from tests.datapipes.watched import Watched
 
@@ -264,3 +270,60 @@ def test_in_batch_shuffle_keeps_the_batches_and_counts_its_draws() -> None:
         assert sorted(batch) == [3 * number, 3 * number + 1, 3 * number + 2]
         cursor = latest_pass(pipe).cursor()
         assert (cursor["yielded"], cursor["drawn"]) == (number + 1, 3 * (number + 1))
+
+
+@pytest.mark.parametrize("buffer_size", [8, 100, 3000])
+def test_what_a_large_buffer_needs_is_never_less_than_it_holds(buffer_size: int) -> None:
+    pipe = IterableWrapper(range(10 * buffer_size)).filter(is_number)
+    pipe = pipe.shuffle(buffer_size=buffer_size).set_seed(3)
+    RunTree([pipe])
+    iterator = iter(pipe)
+    running = latest_pass(pipe)
+
+    late = 0
+    for drawn in range(1, 10 * buffer_size):
+        next(iterator)
+        if drawn % 7 and buffer_size > 100:
+            continue
+        taken = min(drawn + buffer_size, 10 * buffer_size)
+        needed, oldest = running.state.needs(taken), min(running.state._buffer)
+        assert needed <= oldest
+        late = max(late, oldest - needed)
+    # The oldest item is looked for again when an eighth of the buffer is new.
+    assert late < 10 * buffer_size
+
+
+@pytest.mark.parametrize("size", [20, 3000])
+def test_a_shuffle_resumes_from_any_state_of_a_large_buffer(size: int) -> None:
+    def loader() -> DataLoader2[int]:
+        numbers = IterableWrapper(range(4 * size)).filter(is_number)
+        return DataLoader2(numbers.shuffle(buffer_size=size))
+
+    states = {}
+    with noting_at_every_item() if size < 100 else nullcontext(), loader() as whole:
+        whole.seed(1)
+        expected = []
+        for position, item in enumerate(whole):
+            expected.append(item)
+            if position % (size // 4) == 3:
+                states[position] = whole.state_dict()
+    for position, state in states.items():
+        with loader() as resumed:
+            resumed.load_state_dict(state)
+            assert list(resumed) == expected[position + 1 :]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5000])
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_the_least_of_many_numbers(monkeypatch, count: int, is_loaded: bool) -> None:
+    pytest.importorskip("numpy")
+    if not is_loaded:
+        monkeypatch.delitem(sys.modules, "numpy")
+    numbers = array("q", range(count + 2**40, 2**40, -1))
+    assert least(numbers, otherwise=7) == (2**40 + 1 if count else 7)
+    # Nothing keeps it from growing.
+    numbers.append(1)
+
+
+def is_number(item: Any) -> bool:
+    return isinstance(item, int)
