@@ -195,7 +195,7 @@ class BatchPass(Pass[Any]):
     yielded: int = 0
 
     def __post_init__(self) -> None:
-        self.source.at_once = self.pipe.batch_size
+        self.source.at_once, self.source.holds_together = self.pipe.batch_size, True
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.batches(self.source.begin())

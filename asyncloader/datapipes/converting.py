@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice, repeat, starmap
 from typing import Any, TypeVar
 
@@ -191,7 +191,7 @@ class LookupPass(Pass[T]):
 
     def looked_up(self, source: Any, keys: Iterable[Any]) -> Iterator[T]:
         """Look up keys as they are needed: one by one, or as many as the reader takes together."""
-        if self.edge.at_once == 1 or not answers_many(source):
+        if self.edge.at_once == 1 or not (self.edge.holds_together or answers_many(source)):
             return self._one_by_one(source, keys)
         return chain.from_iterable(self._together(source, iter(keys)))
 
@@ -202,8 +202,12 @@ class LookupPass(Pass[T]):
             yield item
 
     def _together(self, source: Any, keys: Iterator[Any]) -> Iterator[Iterator[T]]:
+        look_up = (
+            source.look_up if type(source) is SequenceWrapper else partial(items_under, source)
+        )
         while some := list(islice(keys, self.edge.at_once)):
-            items = deque(items_under(source, some))
+            items = list(look_up(some))
             self.yielded += len(items)
             # Taken out one by one: an item that its reader has dropped is not kept here.
-            yield starmap(items.popleft, repeat((), len(items)))
+            items.reverse()
+            yield starmap(items.pop, repeat((), len(items)))

@@ -14,6 +14,7 @@ over. Rotations lose nothing and double nothing, and their distances are 6 √n 
 order itself would be n: a grid over a million takes half a millisecond to set up. The few cells
 by which the grid is larger than n are walked through until the way leads back to one of the n.
 Up to 65,536 numbers are laid out at once, which is quicker than to compute most of them one by one.
+Of more, as many as stay in the cache are computed together where NumPy is loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress, count, islice
+from itertools import chain, compress, count, islice
 from random import Random
 from typing import Any, TypeVar, overload
 
@@ -98,10 +99,41 @@ class GridPermutation(Sequence[int]):
             return [self[index] for index in range(*position.indices(self.length))]
         if not 0 <= position < self.length:
             raise IndexError(f"position {position} is out of range for {self.length} numbers")
-        return next(self.at([position]))
+        return next(self._one_by_one([position]))
 
     def at(self, positions: Iterable[int]) -> Iterator[int]:
-        """Yield the numbers at these positions, which must be in range."""
+        """Yield the numbers at these positions, which must be in range.
+
+        Where NumPy is loaded, many are computed together, which takes an eighth of the time.
+        """
+        numpy = sys.modules.get("numpy")
+        if numpy is None:
+            return self._one_by_one(positions)
+        return chain.from_iterable(self._in_blocks(numpy, positions))
+
+    def _in_blocks(self, numpy: Any, positions: Iterable[int]) -> Iterator[list[int]]:
+        rounds = [(numpy.array(rows), numpy.array(columns)) for rows, columns in self.rounds]
+        for cells in _blocks(numpy, positions):
+            led = self._led(cells, rounds)
+            while len(beyond := numpy.flatnonzero(led >= self.length)):
+                led[beyond] = self._led(led[beyond], rounds)
+            yield led.tolist()
+
+    def _led(self, cells: Any, rounds: list[tuple[Any, Any]]) -> Any:
+        """Return where the rounds lead from these cells, as arrays."""
+        width, height = self.width, self.height
+        row = cells // width
+        column = cells - row * width
+        for rows, columns in rounds:
+            column += rows.take(row)
+            _wrap(column, width)
+            row += columns.take(column)
+            _wrap(row, height)
+        row *= width
+        row += column
+        return row
+
+    def _one_by_one(self, positions: Iterable[int]) -> Iterator[int]:
         width, height, length = self.width, self.height, self.length
         # A loop over the rounds would take half as long again.
         (rows, columns), (rows_2, columns_2), (rows_3, columns_3) = self.rounds
@@ -154,6 +186,33 @@ class GridPermutation(Sequence[int]):
         return row * self.width + column
 
 
+def _blocks(numpy: Any, positions: Iterable[int]) -> Iterator[Any]:
+    """Yield positions in arrays, first a few, so that the first item does not wait for many."""
+    size, following = 64, iter(positions)
+    at = 0
+    while True:
+        if isinstance(positions, range):
+            some = positions[at : at + size]
+            block = numpy.arange(some.start, some.stop, some.step)
+        else:
+            block = numpy.array([*islice(following, size)], numpy.int64)
+        if not len(block):
+            return
+        yield block
+        at, size = at + size, min(2 * size, _BLOCK)
+
+
+def _wrap(numbers: Any, limit: int) -> None:
+    """Take a limit from those numbers of an array that have reached it; they are below twice it."""
+    numbers -= limit
+    # The sign of a number, as all of its bits: a quarter faster than ``where``.
+    numbers += (numbers >> 63) & limit
+
+
+#: Arrays of so many numbers stay in the cache.
+_BLOCK = 8192
+
+
 def permuted(positions: Iterable[int], length: int, seed: int) -> Iterator[int]:
     """Yield the numbers at some positions of ``permutation(length, seed)``."""
     order = permutation(length, seed)
@@ -189,7 +248,8 @@ class Shuffled(Fields):
     def needs(self, taken: int) -> int:
         # Held items only get younger, so what was found before may be told again. To look at all
         # of a large buffer each time would take longer than the items in between.
-        if taken - self._looked_at >= len(self._positions) // _LOOKS:
+        held = len(self._positions)
+        if held < _FEW or taken - self._looked_at >= held // _LOOKS:
             self._oldest, self._looked_at = least(self._positions, self._oldest), taken
         return self._oldest if self._buffer else taken
 
@@ -295,10 +355,10 @@ class Shuffler(Shuffling, Pipe[T]):
             )
 
 
-#: The oldest item of a buffer is looked for whenever an eighth of it is new.
+#: The oldest item of a large buffer is looked for whenever an eighth of it is new.
 _LOOKS = 8
 
-#: Fewer numbers are not worth an array of NumPy.
+#: Fewer numbers are looked at in no time.
 _FEW = 1024
 
 

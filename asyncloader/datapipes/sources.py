@@ -460,9 +460,10 @@ class SequenceWrapper(MapDataPipe[T]):
 
     @property
     def __getitems__(self) -> Callable[[list[Any]], Sequence[T]] | None:
-        return self._look_up if answers_many(self.sequence) else None
+        return self.look_up if answers_many(self.sequence) else None
 
-    def _look_up(self, keys: list[Any]) -> Sequence[T]:
+    def look_up(self, keys: list[Any]) -> Sequence[T]:
+        """Return the items under several keys."""
         return items_under(self.sequence, keys)
 
     def __len__(self) -> int:

@@ -277,3 +277,32 @@ def test_rows_of_hugging_face_are_those_of_its_own_look_up() -> None:
     assert [len(batch) for batch in batches] == [SIZE] * (COUNT // SIZE)
     for batch in batches:
         assert batch == [rows[row["label"]] for row in batch]
+
+
+class Noting(Single):
+    """Notes the keys that it is asked for, one at a time."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __getitem__(self, key: int) -> tuple[int, int]:
+        self.asked.append(key)
+        return key, 1
+
+
+def test_a_batch_is_looked_up_when_it_is_wanted_and_no_item_after_it():
+    data = Noting()
+    batches = iter(SequenceWrapper(data, deepcopy=False).to_iter_datapipe().batch(SIZE))
+    for number in range(1, 4):
+        next(batches)
+        assert data.asked == [*range(number * SIZE)]
+
+
+def test_what_is_made_of_each_item_before_the_batch_needs_one_item_at_a_time():
+    data = Noting()
+
+    def made_of(item: tuple[int, int]) -> int:
+        return len(data.asked)
+
+    batches = SequenceWrapper(data, deepcopy=False).to_iter_datapipe().map(made_of).batch(SIZE)
+    assert next(iter(batches)) == [1, 2, 3, 4]

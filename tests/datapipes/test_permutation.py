@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -81,3 +83,31 @@ def test_a_long_order_rises_and_falls_like_a_random_one() -> None:
 def test_an_order_that_is_laid_out_at_once_is_the_one_that_is_computed(length):
     grid = GridPermutation(length, Random(length))
     assert list(grid.laid_out()) == list(grid) == list(grid.at(range(length)))
+
+
+@pytest.mark.parametrize("length", [1, 5, 97, 10_000, 70_001, 3_000_017])
+@pytest.mark.parametrize(
+    "places",
+    [
+        lambda length: range(length),
+        lambda length: range(length // 3, length, 7),
+        lambda length: [length - 1, 0, length // 2],
+        lambda length: (place for place in range(0, length, 3)),
+        lambda length: [],
+    ],
+    ids=["all", "some", "a few", "as they come", "none"],
+)
+def test_numpy_computes_the_same_order(monkeypatch, length: int, places: Any) -> None:
+    pytest.importorskip("numpy")
+    order = GridPermutation(length, Random(length))
+    together = [*islice(order.at(places(length)), 30_000)]
+    monkeypatch.delitem(sys.modules, "numpy")
+    assert together == [*islice(order.at(places(length)), 30_000)]
+    assert {*map(type, together)} <= {int}
+
+
+def test_numpy_finds_its_way_through_the_cells_beyond_the_length() -> None:
+    pytest.importorskip("numpy")
+    # A last row of one number only: most of it is beyond.
+    order = GridPermutation(300 * 299 + 1, Random(1))
+    assert sorted(order.at(range(len(order)))) == list(range(len(order)))

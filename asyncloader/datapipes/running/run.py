@@ -225,6 +225,9 @@ class Edge(Generic[T]):
         #: How many items the reader takes together. A pipe that looks items up may do so for as
         #: many at once; where it stands counts what it has yielded all the same.
         self.at_once = 1
+        #: Whether the reader itself holds them all, so that nothing is lost if they are all looked
+        #: up before the first is yielded.
+        self.holds_together = False
         #: The GPU that is current in the consumer's thread, if the reader takes items in flight and
         #: hands them over there. Otherwise None, and the items are done when they are yielded.
         self.current_device: int | None = None
