@@ -203,7 +203,6 @@ class Feed(IterDataPipe[Any]):
     async def __aiter__(self) -> AsyncIterator[Envelope]:
         reading = self._readership.reading
         self._reader = waiter = LoopWaiter(asyncio.get_running_loop())
-        self._pending.enough = 1
         while True:
             await waiter.until(self._has_something)
             # If this loader is being closed, the waiting requests are for the next one.
@@ -306,6 +305,7 @@ class Readership:
         self._pending = pending
         self._on_news = on_news
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Says whether that loop runs; False before there is one.
         self._is_running: Callable[[], bool] = bool
         self._thread = 0
         #: A token of the present reader; None while nobody reads.
@@ -366,6 +366,7 @@ class Readership:
         self._check_is_free(is_taken=self.reading is not None)
         self.reading = reading = object()
         self.failure = None
+        self._pending.begin_reading()
         self._on_news()
         try:
             yield

@@ -129,6 +129,11 @@ class PendingRequests:
         """Return since when the oldest request has waited to be worked on, by ``monotonic``."""
         return self._waiting[0].accepted
 
+    def begin_reading(self) -> None:
+        """Note that another reader has come, who waits for no batch of the one before."""
+        self._batches.clear()
+        self.enough, self.batch_settled = 1, do_nothing
+
     def begin_batch(self, keys: tuple[int, ...], size: int) -> None:
         """Note that a batch of at most ``size`` requests is worked on until it is settled."""
         self.fills.append(len(keys) / size)

@@ -183,3 +183,15 @@ async def test_those_who_wait_for_the_model_may_give_up():
         model.answer(2)
         assert await asyncio.gather(first, third) == [1, 3]
     assert model.sizes == [1, 1]
+
+
+async def test_a_batch_that_an_earlier_loader_left_unanswered_holds_up_nobody():
+    feed = Feed()
+    async with DataLoader2(feed.batch(32)) as loader:
+        asked = asyncio.create_task(feed.ask(1))
+        left = await anext(aiter(loader))
+    async with feed.serve(DataLoader2(feed.batch(32).map(list))):
+        assert await asyncio.wait_for(feed.ask(2), LONG) == 2
+    # It is answered late, or its loader was closed before.
+    left.reply(left.data)
+    await asyncio.wait([asked])

@@ -32,6 +32,7 @@ GRAPHS = {
     "map": lambda feed: feed.map(double_soon),
     "async_map": lambda feed: feed.async_map(double_soon, concurrency=2),
     "thread_map and batch": lambda feed: feed.thread_map(int, concurrency=1).batch(2, max_wait=0),
+    "batch that does not wait": lambda feed: feed.batch(2).map(doubles),
     "batch and map": lambda feed: feed.batch(2, max_wait=0.001).map(doubles),
 }
 
