@@ -30,6 +30,7 @@ from asyncloader.datapipes.patterns import Applier
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.tolerance import OnError, checked_keeping
+from asyncloader.worker_info import this_worker
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ def collate_in_own_memory() -> None:
     """Let torch's ``default_collate`` make batches in this process's memory, in a worker as well.
 
     There it makes a file of shared memory for each batch, with new pages that have to be cleared.
-    Ours go to the loader in memory that is used again.
+    Ours go to the loader in memory that is used again, or as they are. Nothing changes elsewhere.
     """
     import torch
     from torch.utils.data._utils import collate
@@ -99,7 +100,7 @@ def _in_own_memory(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
     import torch
     from torch.utils.data._utils import collate
 
-    if _is_plain(batch):
+    if this_worker() is not None and _is_plain(batch):
         return torch.stack(list(batch))
     return collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 

@@ -336,6 +336,26 @@ def test_torch_has_one_thread_in_each_worker_and_all_in_the_program():
         torch.set_num_threads(before)
 
 
+class Rows:
+    """A map-style data set of tensors."""
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        return torch.full((100,), key)
+
+    def __len__(self) -> int:
+        return 20
+
+
+def test_batches_are_made_in_ordinary_memory():
+    # torch makes a file of shared memory for each where it knows that it is in a worker.
+    loader = DataLoader2.from_dataset(Rows(), 5, num_workers=2, workers="threads")
+    batches = drain(loader)
+    assert [batch[:, 0].tolist() for batch in batches] == [
+        list(range(first, first + 5)) for first in range(0, 20, 5)
+    ]
+    assert not any(batch.is_shared() for batch in batches)
+
+
 # Together with the rest -----------------------------------------------------------------
 
 

@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
+from asyncloader.datapipes.mapping import collate_in_own_memory
 from asyncloader.generators import OwnGenerators
 from asyncloader.system import keep_freed_memory
 from asyncloader.worker_info import WorkerInfo, set_worker_here
@@ -30,7 +32,7 @@ class OwnThread:
         set_worker_here(info, self.generators)
         # For the whole process: what a large item leaves behind is to become the next one.
         keep_freed_memory()
-        when_imported("torch", lambda _: answer_torch())
+        when_imported("torch", _tell_torch)
         self._settle_torch()
 
     def seed(self, seeds: Sequence[int]) -> None:
@@ -42,6 +44,12 @@ class OwnThread:
         if not self._is_torch_settled and hasattr(sys.modules.get("torch"), "get_num_threads"):
             self._is_torch_settled = True
             _let_torch_have_this_thread()
+
+
+def _tell_torch(torch: ModuleType) -> None:
+    answer_torch()
+    # Now that it knows of a worker, torch's default_collate would ask for shared memory.
+    collate_in_own_memory()
 
 
 def _let_torch_have_this_thread() -> None:
