@@ -40,6 +40,12 @@ CONTRIBUTING = """
 .venv/bin/python -m tests.without_linux pytest
 ```
 
+## Run the tests without torch
+
+```sh
+.venv/bin/python -m tests.without_torch pytest
+```
+
 ## Run the tests with other libraries
 
 ```sh
@@ -80,6 +86,7 @@ def test_n16_the_checks_say_how_long_each_of_them_took(tmp_path):
         r"site, as docs/contributing.md says: \d+ s\n"
         r"sweeps and soaks, as docs/contributing.md says: \d+ s\n"
         r"without Linux's own calls, as docs/contributing.md says: \d+ s\n"
+        r"without torch, as docs/contributing.md says: \d+ s\n"
         r"other libraries, as docs/contributing.md says: \d+ s\n"
         r"Ray, as docs/contributing.md says: \d+ s\n"
     )

@@ -876,7 +876,7 @@ def test_a_graph_that_is_in_workers_already_is_refused():
         MultiProcessingReadingService(1), MultiProcessingReadingService(numpy.int64(1))
     )
     with (
-        pytest.raises(ValueError, match="in worker processes already"),
+        pytest.raises(ValueError, match="in workers already"),
         DataLoader2(numbers(3), None, service),
     ):
         pass

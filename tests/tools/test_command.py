@@ -142,12 +142,8 @@ def test_a_graph_that_no_loader_takes_is_drawn_with_the_reasons(capsys):
     assert main(["graph", "tests.tools.graphs:unanswered", "--workers", "0"]) == 0
     shown = capsys.readouterr()
     assert "filter(bool)" in shown.out
-    filtered, batched, state, acknowledged = shown.err.splitlines()
+    filtered, state, acknowledged = shown.err.splitlines()
     assert "filter(bool) cannot follow a Feed" in filtered
-    assert batched == (
-        "refused to answer requests: batch(4) follows a Feed, where it could wait for ever for a"
-        " full batch; limit the wait: batch(4, max_wait=seconds)"
-    )
     assert state.startswith("refused for a state: Feed(")
     assert acknowledged.startswith("refused to acknowledge items: acknowledge=True does not go")
 
