@@ -154,7 +154,7 @@ def large_with_pid(number: int) -> tuple[int, int, list[int]]:
 
 async def a_worker_is_killed_while(what: str) -> None:
     # More than the frames that a worker may be ahead hold.
-    count = 200 if what == "writing" else 5000
+    count = 200 if what == "writing" else 50_000
     graph = numbers(count).map(large_with_pid if what == "writing" else with_pid)
     async with loader_of(graph, 2, worker_prefetch_cnt=2) as loader:
         items = aiter(loader)
