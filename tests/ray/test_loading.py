@@ -238,6 +238,6 @@ def test_states_move_between_actors_processes_and_here():
 
 def test_two_services_of_workers_are_refused():
     service = SequentialReadingService(RayReadingService(1), MultiProcessingReadingService(1))
-    with pytest.raises(ValueError, match="runs in worker processes already"):
+    with pytest.raises(ValueError, match="runs in workers already"):
         list(DataLoader2(numbers().sharding_filter(), reading_service=service))
     no_actors()
