@@ -69,12 +69,17 @@ class Mortal:
         """False in a forked copy of the loader, whose worker this is not."""
         return self._owner == os.getpid()
 
+    def _settle(self) -> None:
+        """Do what has to be done before anybody hears of its end."""
+
     def _die(self, how: str) -> bool:
         """Tell everybody; return whether this was its end, and not an earlier one."""
         with self._lock:
             if self._dead.is_set() or not self.is_ours():
                 return False
             self._how = how
+            # Within the lock: another thread that finds it dead may give it up at once.
+            self._settle()
             self._dead.set()
         for tell, loop in list(self._watches.items()):
             call_soon(loop, tell)

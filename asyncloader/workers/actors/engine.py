@@ -317,13 +317,10 @@ class ActorProcess(Mortal):
                 self._engine.avoid(self._node_id)
             self._die(f"was lost: {cause_of(how)}")
 
-    def _die(self, how: str) -> bool:
-        is_first = super()._die(how)
-        if is_first:
-            if self._end is not None:
-                self._end.end()
-            self._calls.submit(self._kill)
-        return is_first
+    def _settle(self) -> None:
+        if self._end is not None:
+            self._end.end()
+        self._calls.submit(self._kill)
 
     def _kill(self) -> None:
         if self._end is not None:
