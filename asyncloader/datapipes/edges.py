@@ -258,13 +258,28 @@ class EndedBranches:
         self._ended: list[Edge[Any]] = []
         self._cursors: Cursors = {}
 
-    def note(self, source: Edge[Any]) -> None:
-        """Note that a source has ended; call it right after its last item."""
+    def note(self, source: Edge[Any], *, is_read_again: bool) -> None:
+        """Note that a source has ended; call it right after its last item.
+
+        Where whoever resumes reads it again, branches have to be where it says that it is.
+        """
         self._ended.append(source)
+        told: Cursors = {}
+        if is_read_again and source.has_moved():
+            source.put_own_cursors(told)
         for branch in branches_above(source.pipe):
+            if is_read_again and number_of(branch) not in told:
+                # What reads it begins at its first item again.
+                continue
             split = branch.split_in(source.tree)
             if split is not None:
                 put_cursor(branch, split.cursor_of(branch.index), self._cursors)
+
+    def resume(self, sources: Iterable[Edge[Any]], cursors: Cursors) -> None:
+        """Note sources that had ended where these cursors are from."""
+        for source in sources:
+            self._ended.append(source)
+            self._cursors |= cursors_of(branches_above(source.pipe), cursors)
 
     def put(self, into: Cursors, sources: Iterable[Edge[Any]]) -> None:
         """Add their cursors, but for those that one of these sources reads again."""

@@ -314,7 +314,7 @@ class SeveralPass(PipePass[T]):
         self._began_with: list[Cursors] = [{} for _ in self.sources]
         self._ended = EndedBranches()
         for source in self.sources:
-            source.note_end = partial(self._ended.note, source)
+            source.note_end = partial(self._ended.note, source, is_read_again=True)
 
     def reading(self) -> Any:
         # They have not begun yet.

@@ -115,7 +115,7 @@ class Concater(Pipe[T]):
             yield from sources[state.current]
             if state.current == len(sources) - 1:
                 return
-            state._ended.note(sources[state.current])
+            state._ended.note(sources[state.current], is_read_again=False)
             state.current += 1
             rounds.begin_next()
 
@@ -143,6 +143,10 @@ class ConcatPass(PipePass[T]):
     def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
         self.state._ended.put(into, [self.source])
+
+    def resume_sources(self, taken: int | None, cursors: Cursors) -> None:
+        self.state._ended.resume(self.sources[: self.state.current], cursors)
+        super().resume_sources(taken, cursors)
 
 
 @functional_datapipe("concat")
@@ -251,7 +255,7 @@ class RoundSeeds:
     def fill(self, state: InRound) -> None:
         """Write the seeds of this round and of the next into a state."""
         state.seeds = [[number, seed] for number, seed in self._seeds.items() if number is not None]
-        following = self._seeds_to_come().items()
+        following = {**self._seeds_to_come(), **self._instead_of_unused()}.items()
         state.following = [[number, seed] for number, seed in following if number is not None]
 
     def differ_by_share(self) -> bool:
@@ -267,11 +271,17 @@ class RoundSeeds:
         """Begin the next round."""
         # A pipe that had ended where this pass resumed may still have a start: it begins anew.
         self._tree.forget_starts(self._pipes)
-        unused = self._seeds.items() & self._seeds_to_come().items()
-        following = self._following
-        self._set_seeds({number: following.get(number, seed) for number, seed in unused})
+        self._set_seeds(self._instead_of_unused())
         self._following = {}
         self._settle()
+
+    def _instead_of_unused(self) -> Seeds:
+        """Return the next round's seeds for pipes that still have this round's.
+
+        Those had ended where this pass resumed, or have not begun yet.
+        """
+        unused = self._seeds.items() & self._seeds_to_come().items()
+        return {number: self._following.get(number, seed) for number, seed in unused}
 
     def _settle(self) -> None:
         # For all pipes, also those that begin late in the round or not at all.

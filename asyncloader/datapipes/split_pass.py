@@ -229,6 +229,9 @@ class SplitPass(Pass[T]):
         with self._drawing:
             if self._is_drawing:
                 if position < self._wanted_from[index]:
+                    if index in self._gone:
+                        # Its reader had taken more than it needs again, and ends as it did then.
+                        return 0
                     raise SnapshotError(
                         f"the state contradicts itself: a branch of {self.split!r} was further than"
                         " the pipe that reads it; the state is damaged, load another one"
@@ -334,7 +337,7 @@ class SplitPass(Pass[T]):
         self._starts = deque([start])
         self._is_drawing = True
         self.taken, self.given = start.taken, list(start.given)
-        if start.taken or start.cursors:
+        if start.taken or start.cursors or self._others:
             # A splitter in the source resumes at the slowest of all its branches; this start
             # knows only those that this source reads.
             self.source.resume(start.taken, self._others | start.cursors)

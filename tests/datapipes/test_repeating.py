@@ -20,7 +20,7 @@ from asyncloader.datapipes.running.run import RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.graph import apply_sharding, set_graph_random_seed
 from asyncloader.seeds import SeedGenerator
-from tests.datapipes.resuming import assert_goes_on, place_of
+from tests.datapipes.resuming import assert_goes_on, assert_goes_on_twice, place_of
 from tests.datapipes.watched import Watched
 
 several = st.lists(st.lists(st.integers(), max_size=5), min_size=1, max_size=4)
@@ -150,7 +150,22 @@ ROUNDS: dict[str, Any] = {
     "mux_longest of shuffles": lambda: shuffled(1).header(2).mux_longest(shuffled(2)),
     "cycle": lambda: shuffled(1).cycle(2).shuffle(buffer_size=3).set_seed(2),
     "cycle, header": lambda: shuffled(1).cycle(2).header(7),
+    "a branch and a shuffle of its sister": lambda: first_shuffled(*digits().fork(2)),
+    "branches of branches": lambda: branches_of_branches(*shuffled(1).fork(2)),
+    "groups and branches of branches": lambda: branches_of_branches(*shuffled(1).demux(2, is_low)),
 }
+
+
+def is_low(digit: int) -> bool:
+    return digit < 4
+
+
+def first_shuffled(first: Any, second: Any) -> Any:
+    return shuffled(1, first).concat(second)
+
+
+def branches_of_branches(first: Any, second: Any) -> Any:
+    return first.groupby(is_low, group_size=2).concat(*second.fork(2))
 
 
 def longest_of(first: Any, second: Any) -> Any:
@@ -164,6 +179,11 @@ def shuffled(seed: int, source: Any = None) -> Any:
 @pytest.mark.parametrize("name", ROUNDS)
 def test_all_rounds_after_the_one_that_went_on_are_whole(name: str) -> None:
     assert_goes_on(lambda: ROUNDS[name]().cycle(3))
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_all_rounds_after_the_one_that_went_on_twice_are_whole(name: str) -> None:
+    assert_goes_on_twice(lambda: ROUNDS[name]().cycle(2))
 
 
 async def soon(item: int) -> int:

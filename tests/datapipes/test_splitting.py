@@ -518,6 +518,34 @@ def test_branches_go_on_twice_where_some_have_ended(name: str) -> None:
     assert_goes_on_twice(lambda: ENDINGS[name](*source.filter(bool).demux(2, is_low)))
 
 
+# The first ends after it has taken one item more than it gives; the others give none.
+ENDED_AHEAD: dict[str, Any] = {
+    "zip": lambda a, b, c: b.zip_longest(a.zip(c)),
+    "zip without an item": lambda a, b, c: b.zip_longest(a.zip(c.filter(is_below_0))),
+    "packs without an item": lambda a, b, c: a.concat(
+        b.zip_longest(c.filter(is_below_0).pack_sequences(6, len_fn=int, open_packs=2))
+    ),
+    "shuffle without an item": lambda a, b, c: a.concat(
+        b.zip_longest(c.filter(is_below_0).shuffle(buffer_size=3).set_seed(1))
+    ),
+}
+
+
+def is_below_0(number: int) -> bool:
+    return number < 0
+
+
+def of_three(number: int) -> int:
+    return 2 if number in (3, 8) else number % 2
+
+
+@pytest.mark.parametrize("splits", ["three", "all in two"])
+@pytest.mark.parametrize("name", ENDED_AHEAD)
+def test_branches_go_on_where_what_reads_one_ended_ahead_of_it(name: str, splits: str) -> None:
+    choice = of_three if splits == "three" else parity
+    assert_goes_on_twice(lambda: ENDED_AHEAD[name](*IterableWrapper(range(12)).demux(3, choice)))
+
+
 def is_low(number: int) -> bool:
     return number < 4
 

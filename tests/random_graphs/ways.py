@@ -12,6 +12,7 @@ about ``WAYS``, each of which runs the graph somehow and holds what comes out ag
     elsewhere the same, with another number of workers, or none
     kill      workers are killed and replaced
     threads   as many workers that are threads, from the beginning and from a state of processes
+    line      a line of states, each of a loader that was resumed itself
     changes   the number of workers changes while an epoch runs, as num_workers="auto" does
     recorded  from some pipe on it is recorded what becomes of each item, and a line of states
               gives each once
@@ -20,6 +21,7 @@ about ``WAYS``, each of which runs the graph somehow and holds what comes out ag
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import json
@@ -41,6 +43,7 @@ from asyncloader import (
     SequentialReadingService,
 )
 from asyncloader.datapipes import iter as it
+from asyncloader.datapipes.running.cursor_history import noting_at_every_item
 from asyncloader.errors import SnapshotError, WorkerStartupError
 from asyncloader.graph.recorded import hard_to_record, section
 from asyncloader.graph.refusals import branches_left_behind
@@ -436,6 +439,28 @@ def _resume(case: Case, way: Way, luck: random.Random) -> None:
         _resume_at(case, way, luck, state, case.expected(way), service)
 
 
+def _line(case: Case, way: Way, luck: random.Random) -> None:
+    """Each state is of a loader that resumed itself, with places noted by time or at every item."""
+    with noting_at_every_item() if luck.random() < 0.5 else contextlib.nullcontext():
+        state: Any = None
+        for number, expected in enumerate(case.expected(way)):
+            items: list[Any] = []
+            is_over = False
+            while not is_over:
+                most = luck.randint(1, 1 + len(expected) // 3)
+                with case.loader(way, state) as loader:
+                    fresh = _read(iter(loader), most)
+                    state = _state_of(loader)
+                items += fresh
+                if isinstance(state, Exception) and not _has_failed(items):
+                    raise state
+                is_over = len(fresh) < most or _has_failed(items)
+                whole = expected if is_over else expected[: len(items)]
+                case.compare(f"epoch {number} in a line of states", items, whole, way)
+            if _has_failed(items):
+                return
+
+
 def _threads(case: Case, way: Way, luck: random.Random) -> None:
     settings = {"worker_prefetch_cnt": way.ahead}
     service = MultiThreadingReadingService(way.workers, **settings)
@@ -675,6 +700,7 @@ KINDS: dict[str, Callable[[Case, Way, random.Random], None]] = {
     "unseeded": _unseeded,
     "elsewhere": _elsewhere,
     "kill": _kill,
+    "line": _line,
     "threads": _threads,
     "changes": _changes,
     "recorded": _recorded,
@@ -693,9 +719,14 @@ def all_ways(seed: int) -> list[Way]:
 
 def some_ways(seed: int) -> list[Way]:
     """A few of all ways; a hundred seeds in a row have all of them."""
-    kinds = ("ledger", "workers", "resume", ("limits", "unseeded", "recorded")[seed // 3 % 3])
+    kinds = (
+        "ledger",
+        "workers",
+        "resume",
+        ("limits", "unseeded", "recorded", "line")[seed // 3 % 4],
+    )
     here = [Way(kind, 0, AHEAD[seed % 3]) for kind in kinds]
     workers, ahead = 1 + seed % 3, AHEAD[seed // 3 % 3]
-    others = ("limits", "kill", "elsewhere", "threads", "changes", "unseeded", "recorded")
-    kinds = ("ledger", "workers", "resume", others[seed % 7])
+    others = ("limits", "kill", "elsewhere", "threads", "changes", "unseeded", "recorded", "line")
+    kinds = ("ledger", "workers", "resume", others[seed % 8])
     return [*here, *(Way(kind, workers, ahead) for kind in kinds)]
