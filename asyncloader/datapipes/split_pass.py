@@ -178,8 +178,8 @@ class SplitPass(Pass[T]):
             return True
 
     def is_open_to(self, index: int) -> bool:
-        """Whether drawing has begun and the branch has not been in this pass."""
-        is_new = index not in self.joined | self.left
+        """Whether drawing has begun and the branch was not in this pass, nor before it resumed."""
+        is_new = index not in self.joined | self.left and not self._wanted_from[index]
         return self._is_drawing and is_new and not self.is_invalid
 
     def begun(self) -> set[int]:

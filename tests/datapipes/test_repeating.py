@@ -152,6 +152,7 @@ ROUNDS: dict[str, Any] = {
     "cycle, header": lambda: shuffled(1).cycle(2).header(7),
     "a branch and a shuffle of its sister": lambda: first_shuffled(*digits().fork(2)),
     "branches of branches": lambda: branches_of_branches(*shuffled(1).fork(2)),
+    "branches beside branches of a sister": lambda: beside_a_sister(*shuffled(1).fork(2)),
     "groups and branches of branches": lambda: branches_of_branches(*shuffled(1).demux(2, is_low)),
 }
 
@@ -162,6 +163,16 @@ def is_low(digit: int) -> bool:
 
 def first_shuffled(first: Any, second: Any) -> Any:
     return shuffled(1, first).concat(second)
+
+
+def beside_a_sister(first: Any, second: Any) -> Any:
+    # The sister's branch ends the round, before the first one is read.
+    third, fourth = second.fork(2)
+    return third.map(str).zip(first.filter(is_digit), fourth)
+
+
+def is_digit(digit: int) -> bool:
+    return digit >= 0
 
 
 def branches_of_branches(first: Any, second: Any) -> Any:
