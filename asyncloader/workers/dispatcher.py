@@ -350,6 +350,7 @@ class DispatchTarget:
             marker=marker,
             counted=dealt,
             credit_items=_CREDIT_ITEMS,
+            all_credits=DEALT_CREDITS,
         )
 
     def end(self) -> None:

@@ -100,9 +100,18 @@ CREDIT_BYTES = 1 << 20
 LEAST_CREDIT_BYTES = 4 << 10
 
 
+#: No limit, of credits or of bytes.
+UNBOUNDED = 1 << 62
+
+
 def credit_bytes(most: int, credits: int) -> int:
-    """Return how many bytes a credit allows, so that all together allow at most ``most``."""
-    return max(LEAST_CREDIT_BYTES, min(CREDIT_BYTES, most // max(1, credits)))
+    """Return how many bytes of small items a credit allows: together at most ``most``."""
+    return min(CREDIT_BYTES, share_bytes(most, credits))
+
+
+def share_bytes(most: int, credits: int) -> int:
+    """Return the part of ``most`` bytes that is one credit's."""
+    return max(LEAST_CREDIT_BYTES, most // max(1, credits))
 
 
 def credits_for(items: int, nbytes: int, credit_items: int, credit_nbytes: int) -> int:

@@ -28,6 +28,7 @@ from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import (
+    UNBOUNDED,
     BeginStream,
     Instruction,
     Setup,
@@ -53,9 +54,6 @@ CLOSE_GRACE = 2.0
 
 #: The failures after which a worker is replaced.
 GONE = (WorkerDied, WorkerTimeout)
-
-#: More frames than a stream will ever have.
-UNBOUNDED = 1 << 62
 
 
 class WorkerPool:

@@ -30,12 +30,14 @@ from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     CREDIT_ITEMS,
     NO_NOTE,
+    UNBOUNDED,
     LeftOut,
     Note,
     StreamEnded,
     StreamFailed,
     credit_bytes,
     credits_for,
+    share_bytes,
 )
 
 #: The highest cost of a frame in credits: larger frames would not save wake-ups.
@@ -51,7 +53,7 @@ class Stream:
     """The items of one part of the graph in one epoch, and the frame that is open.
 
     ``counted`` returns how many items of the pipe come before the one that is added, in all
-    streams.
+    streams. ``all_credits`` is how many credits there are together, if not all are there at first.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Stream:
         sent: float = 0.0,
         counted: Callable[[], int] | None = None,
         credit_items: int = CREDIT_ITEMS,
+        all_credits: int | None = None,
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -88,7 +91,9 @@ class Stream:
         self.credits = credits
         self._credit_items = credit_items
         # All together hold no more than prefetch_bytes allow this worker.
-        self._credit_bytes = credit_bytes(conversation.arena.budget, credits)
+        budget, shares = conversation.arena.budget, credits if all_credits is None else all_credits
+        self._credit_bytes = credit_bytes(budget, shares)
+        self._share_bytes = share_bytes(budget, shares) if conversation.hands_over else UNBOUNDED
         self._unlooked_bytes = min(_UNLOOKED_BYTES, self._credit_bytes // 8)
         self._one_by_one = one_by_one
         self._packing = conversation.encoder.packing(pipe)
@@ -205,8 +210,7 @@ class Stream:
                 ending = self._ending
                 nbytes = packing.nbytes
                 count, items = packing.finish()
-                cost = credits_for(count, nbytes, self._credit_items, self._credit_bytes)
-                cost = min(cost, self.credits)
+                cost = min(self._cost(count, nbytes), self.credits)
                 self.credits -= cost
                 self.sent = monotonic()
                 self.made += count
@@ -264,12 +268,18 @@ class Stream:
         if now >= self._due or self.credits <= 0:
             return True
         # What the frame would cost with one more item.
-        cost = credits_for(count + 1, nbytes + 1, self._credit_items, self._credit_bytes)
+        cost = self._cost(count + 1, nbytes + 1)
         if cost > 1 and cost > self._most(nbytes):
             return True
         if count == 1:
             self._flush_timer.watch(self)
         return False
+
+    def _cost(self, count: int, nbytes: int) -> int:
+        # How many large items there are is bounded by the shared memory in which they travel. What
+        # is handed over is in none, so there a large item costs as many credits as it is worth.
+        cost = credits_for(count, nbytes, self._credit_items, self._credit_bytes)
+        return max(cost, -(-nbytes // self._share_bytes))
 
     def _most(self, nbytes: int) -> int:
         """The highest cost of the open frame: one credit, or two or four if there are as many."""

@@ -540,6 +540,31 @@ def test_memory_is_free_as_soon_as_an_item_is_dropped():
     assert peak < 40 << 20
 
 
+@pytest.mark.parametrize("is_dealt", [False, True], ids=["own shares", "dealt"])
+async def test_workers_run_no_more_bytes_ahead_than_they_may(is_dealt):
+    made = []
+
+    def large(number: int) -> Any:
+        made.append(number)
+        return bytearray(1 << 20)
+
+    graph: Any = numbers(400).map(large)
+    if is_dealt:
+        graph = IterableWrapper(range(400)).map(large)
+        graph = graph.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    loader = loader_of(graph, 2, 100, main_prefetch_cnt=0, prefetch_bytes=8 << 20)
+    async with loader:
+        items = aiter(loader)
+        await anext(items)
+        before = 0
+        while len(made) > before:
+            before = len(made)
+            await asyncio.sleep(0.1)
+        # Twice where they are dealt, as what a worker has got counts too.
+        assert len(made) < 40
+        assert len([item async for item in items]) == 399
+
+
 def test_a_program_that_forgets_its_loader_ends_in_order(tmp_path):
     script = """
 from asyncloader import DataLoader2, MultiThreadingReadingService
