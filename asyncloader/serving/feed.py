@@ -24,7 +24,7 @@ from asyncloader.datapipes.running.exchange import Nobody, Waiter
 from asyncloader.datapipes.running.run_place import cancelled
 from asyncloader.datapipes.tracebacks import trim_tracebacks
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError
-from asyncloader.runtime import begin_task
+from asyncloader.runtime import begin_task, thread_of_loop
 from asyncloader.serving.company import Company
 from asyncloader.serving.deadlines import Deadlines
 from asyncloader.serving.requests import EXPIRED, FeedStats, PendingRequests, Request
@@ -201,6 +201,7 @@ class Feed(IterDataPipe[Any]):
         raise TypeError("a Feed belongs to its process and cannot be pickled")
 
     async def __aiter__(self) -> AsyncIterator[Envelope]:
+        check_can_be_asked()
         reading = self._readership.reading
         self._reader = waiter = LoopWaiter(asyncio.get_running_loop())
         while True:
@@ -260,6 +261,15 @@ def batched(requests: list[Request]) -> Envelope:
         if not request.may_be_retried:
             request.item = None
     return Envelope(keys, items)
+
+
+def check_can_be_asked() -> None:
+    """Raise LoopMismatchError on a loop of our own: nobody can ask there, so nothing would come."""
+    if thread_of_loop(asyncio.get_running_loop()) is not None:
+        raise LoopMismatchError(
+            "a plain `for` over a graph with a Feed runs on an event loop of its own, where nobody"
+            " can ask: use `async for`, or `async with feed.serve(loader)`, on the loop that asks"
+        )
 
 
 class NextBatch:
@@ -362,6 +372,7 @@ class Readership:
 
         Waiting requests keep waiting for the next reader, unless an error ended this one.
         """
+        check_can_be_asked()
         self.check_loop()
         self._check_is_free(is_taken=self.reading is not None)
         self.reading = reading = object()

@@ -88,25 +88,20 @@ async def test_a_function_of_the_graph_that_asks_the_feed_itself_is_told_so():
             await feed.ask(1, timeout=LONG)
 
 
-async def test_a_loader_that_is_read_by_for_in_a_thread_takes_no_requests_from_this_loop():
+async def test_a_loader_that_is_read_by_for_is_told_that_nobody_can_ask():
     feed = Feed()
-    began = threading.Event()
 
-    def read() -> None:
-        loader = DataLoader2(feed.map(double))
-        began.set()
-        with loader:
-            list(loader)
+    def read(graph: Any) -> None:
+        with pytest.raises(LoopMismatchError, match="where nobody can ask: use `async for`"):
+            list(graph)
 
-    reading = asyncio.create_task(asyncio.to_thread(read))
-    await asyncio.to_thread(began.wait)
-    with pytest.raises((LoopMismatchError, TimeoutError)):
-        await feed.ask(1, timeout=0.05)
-    feed.close()
-    # Whichever of the two was first on the feed, the other is told.
-    await asyncio.wait([reading], timeout=LONG)
-    assert reading.done()
-    reading.exception()
+    loader = DataLoader2(feed.map(double))
+    await asyncio.to_thread(read, loader)
+    await loader.aclose()
+    await asyncio.to_thread(read, feed.map(double))
+    # It harms nobody on this loop.
+    async with feed.serve(DataLoader2(feed.map(double))):
+        assert await feed.ask(1, timeout=LONG) == 2
 
 
 def test_a_loop_that_is_gone_takes_its_requests_along():
