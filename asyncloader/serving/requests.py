@@ -344,7 +344,8 @@ class FedBatch(Unanswered):
 
     def reply(self, outputs: Iterable[Any]) -> None:
         """Answer each request with its own output, in the order of the batch."""
-        if isinstance(outputs, Mapping | Set | str | bytes):
+        is_series = isinstance(outputs, Iterable) or hasattr(outputs, "__getitem__")
+        if not is_series or isinstance(outputs, Mapping | Set | str | bytes):
             raise TypeError(
                 f"reply takes a list with one output for each of the {len(self)} requests, in"
                 f" their order, got a {type(outputs).__name__}"

@@ -366,6 +366,7 @@ async def test_a_graph_without_one_answer_per_request_is_found_out():
         ([1], ValueError, "one output for each of the 2 requests, got 1"),
         ([1, 2, 3], ValueError, "one output for each of the 2 requests, got 3"),
         ({1: 2, 3: 4}, TypeError, "got a dict"),
+        (None, TypeError, "one output for each of the 2 requests, in their order, got a NoneType"),
         ({1, 2}, TypeError, "got a set"),
         ("ab", TypeError, "got a str"),
     ],
