@@ -403,6 +403,10 @@ class RolloutPass(Pass[Any]):
         calls = self.calls
         return (0 if calls is None else calls.at_work()), self.pipe.concurrency
 
+    def wants_more(self) -> bool:
+        calls = self.calls
+        return calls is None or calls.waits_for() == "the source"
+
     def under_way(self) -> Iterable[UnderWay]:
         calls = self.calls
         if calls is None or calls.has_ended:

@@ -832,6 +832,23 @@ async def test_the_verdict_says_what_a_rollout_lacks():
         assert "waits for the policy" in loader.stats().verdict()
 
 
+async def test_the_verdict_says_that_a_rollout_waits_for_the_trainer():
+    async def at_once(prompt):
+        return prompt
+
+    graph = IterableWrapper(range(9)).rollout(at_once, version=Version(), max_lag=0, per_step=2)
+    async with DataLoader2(graph.batch(2), acknowledge=True) as loader:
+        items = aiter(loader)
+        await anext(items)
+        # Nothing is acknowledged, so nothing comes.
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await anext(items)
+        stats = loader.stats()
+        assert stats.bottleneck().name == "rollout(at_once, max_lag=0, per_step=2, order='source')"
+        assert "may begin no more prompts before some of 2 are trained" in stats.verdict()
+
+
 # Batches of tokens ------------------------------------------------------------------------
 
 

@@ -747,6 +747,13 @@ class Pass(Generic[T_co]):
         """
         return 0, 0
 
+    def wants_more(self) -> bool:
+        """Whether a pass that runs ahead and has room waits for its source, and for nobody else.
+
+        May be called at any time, in any thread.
+        """
+        return True
+
     def counts(self) -> tuple[int, int, bool, int]:
         """Return what stats show of it.
 

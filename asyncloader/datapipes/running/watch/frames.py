@@ -73,8 +73,9 @@ class CodeOwners:
     def awaited(self, place: int) -> int:
         """Return the place of what a reader of this pipe waits for, if it waits.
 
-        That is the pipe itself, unless it runs ahead and has room. Then it waits for its source:
-        ELSEWHERE where another thread or process makes the source's items at the moment.
+        That is the pipe itself, unless it runs ahead, has room and wants more. Then it waits for
+        its source: ELSEWHERE where another thread or process makes the source's items at the
+        moment.
         """
         pipe = self._pipes[place]
         running, source = latest_pass(pipe), attribute(pipe, "source")
@@ -85,7 +86,7 @@ class CodeOwners:
             at = self._at(source, ELSEWHERE)
             return ELSEWHERE if at < 0 or not is_async_pipe(source) else self.awaited(at)
         held, room = running.fullness()
-        if not running.runs_ahead or held >= room > 0:
+        if not running.runs_ahead or held >= room > 0 or not running.wants_more():
             return place
         at = self._at(source, ELSEWHERE)
         if at < 0 or id(source) in self.made_elsewhere:
