@@ -52,7 +52,11 @@ def test_a_program_without_a_live_picture_is_told_how_to_have_one(capsys):
 
 @pytest.mark.parametrize(
     ("target", "error"),
-    [("0x7f", "give the number of a process"), (str(2**22 + 1), "there is no process")],
+    [
+        ("0x7f", "give the number of a process"),
+        (str(2**22 + 1), "there is no process"),
+        (str(2**70), "there is no process"),
+    ],
 )
 def test_what_is_no_program_is_refused(target, error, capsys):
     assert main(["why", target]) == 2
