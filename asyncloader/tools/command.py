@@ -189,6 +189,7 @@ _SECONDS, _MOST_SECONDS = 10.0, 60.0
 def _doctor(options: argparse.Namespace) -> None:
     # Ctrl-C ends it at once: workers end with this process, and nothing else needs closing.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _check_files(options)
     target = load_target(options.target)
     seconds = options.seconds or _SECONDS
     most = None if options.seconds else _MOST_SECONDS
@@ -221,6 +222,14 @@ def _doctor(options: argparse.Namespace) -> None:
             raise ValueError(f"{options.apply_to} was not changed: {missing}")
         for line in apply_to(options.apply_to, found.advice.service):
             print(line)
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Raise what would else be raised after all that measuring."""
+    if options.output and not options.output.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {options.output.parent} for {options.output.name}")
+    if options.apply_to:
+        options.apply_to.read_bytes()
 
 
 class Printed:

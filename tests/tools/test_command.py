@@ -203,6 +203,18 @@ def test_a_mistake_is_one_line_and_the_status_2(capsys, tmp_path):
     assert "a number of workers is 0 or more, got '-1'" in capsys.readouterr().err
 
 
+def test_a_file_that_the_doctor_cannot_use_is_said_before_it_measures(capsys, tmp_path):
+    missing = tmp_path / "no" / "report.html"
+    assert main(["doctor", PIPE, "-o", str(missing)]) == 2
+    told = capsys.readouterr()
+    assert told.err == (
+        f"asyncloader doctor: there is no folder {missing.parent} for report.html\n"
+    )
+    assert main(["doctor", PIPE, "--apply-to", str(tmp_path / "train.py")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+    assert not told.out
+
+
 def test_the_users_own_error_is_shown_with_its_traceback(capsys):
     assert main(["graph", "tests.tools.graphs:failing"]) == 2
     shown = capsys.readouterr().err
