@@ -63,7 +63,7 @@ def migrate(path: Path) -> tuple[int, list[tuple[int, str]]]:
     try:
         tree = ast.parse(source, filename=str(path))
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as Python: {error}") from error
+        raise ValueError(f"{path} cannot be read as Python: {error}") from None
     migration = Migration(source)
     migration.visit(tree)
     if migration.changes:
