@@ -105,6 +105,13 @@ class IterableWrapper(IterDataPipe[T]):
             return {**state, "iterable": list(self.iterable)}
         return state
 
+    def use_own_iterable(self) -> None:
+        """Iterate an object of its own from here on, which has what the iterable has.
+
+        What an ``__iter__`` notes on its object is then not seen by those of other threads.
+        """
+        self.iterable = with_own_attributes(self.iterable)
+
     def is_async(self) -> bool:
         return isinstance(self.iterable, AsyncIterable)
 
@@ -210,6 +217,31 @@ class IterableWrapper(IterDataPipe[T]):
                 return _unaware_aitems(partial(self._aitems, self.iterable), self._unaware())
             return self._aitems(self.iterable)
         return from_thread(Edge(self, RunTree()))
+
+
+def with_own_attributes(value: Any) -> Any:
+    """Return another object with the same attributes, or this one where that cannot be.
+
+    It is made without code of its class, whose copies may leave something out.
+
+    >>> with_own_attributes([1])
+    [1]
+    """
+    cls = type(value)
+    # An iterator has its place elsewhere too; and what a class closes at the end is everybody's.
+    if isinstance(value, Iterator | AsyncIterator) or hasattr(cls, "__del__"):
+        return value
+    if not hasattr(value, "__dict__"):
+        return value
+    try:
+        twin = object.__new__(cls)
+    except TypeError:
+        return value  # of a class that derives from one written in C
+    state = object.__getstate__(value)
+    for fields in state if isinstance(state, tuple) else (state,):
+        for name, field in (fields or {}).items():
+            object.__setattr__(twin, name, field)
+    return twin
 
 
 # Outside of the class, so that the time counts as the iterable's own: see ``watch.frames``.

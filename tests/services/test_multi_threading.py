@@ -603,6 +603,33 @@ def test_from_dataset_runs_in_threads_if_it_is_asked_to():
     assert [batch.tolist() for batch in drain(make())] == in_threads
 
 
+class Noted(IterableDataset):
+    """Notes on itself how far it is, and how often it was begun."""
+
+    def __init__(self, begun: Any) -> None:
+        self.begun = begun
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        info = get_worker_info()
+        assert info is not None
+        self.epoch += 1
+        self.next, step = info.worker_id, info.num_workers
+        self.begun.wait(SOON)
+        while self.next < 40:
+            yield self.epoch, self.next
+            self.next += step
+
+
+def test_what_an_iterable_data_set_notes_on_itself_is_its_workers_own():
+    # Both workers have begun before either of them goes on.
+    data = Noted(threading.Barrier(2))
+    with DataLoader2.from_dataset(data, None, num_workers=2, workers="threads") as loader:
+        for epoch in (1, 2):
+            assert [tuple(item) for item in loader] == [(epoch, number) for number in range(40)]
+    assert data.epoch == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

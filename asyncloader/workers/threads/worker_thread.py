@@ -23,7 +23,9 @@ from asyncloader.datapipes.running.run_place import function_in
 from asyncloader.datapipes.running.waits import held_up_in
 from asyncloader.datapipes.running.watch.frames import present_frames
 from asyncloader.datapipes.running.watch.under_way import UnderWay
+from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.graph.edit import copy_graph, copy_graphs
+from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import at_exit, start_thread
 from asyncloader.transport.parcel import Parcel
 from asyncloader.workers.dispatcher import DispatchPlan
@@ -102,11 +104,19 @@ class KeptPlan:
 
 
 def copy_of_plan(number: int) -> WorkerPlan | DispatchPlan:
-    """Return a copy of a plan for one thread: pipes of its own, which share functions and data."""
+    """Return a copy of a plan for one thread: pipes of its own, which share functions and data.
+
+    So what is iterated is its own too, since torch's data sets count on themselves how far they
+    are.
+    """
     plan = _plans[number]
     if isinstance(plan, DispatchPlan):
         return replace(plan, end=copy_graph(plan.end))
-    return replace(plan, ends=tuple(copy_graphs(plan.ends)))
+    ends = copy_graphs(plan.ends)
+    for pipe in {id(pipe): pipe for end in ends for pipe in breadth_first(end)}.values():
+        if isinstance(pipe, IterableWrapper):
+            pipe.use_own_iterable()
+    return replace(plan, ends=tuple(ends))
 
 
 class WorkerThread(Mortal):
