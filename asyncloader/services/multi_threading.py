@@ -6,15 +6,15 @@ with processes, with threads, among which items are handed over as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.walk import Graph
 from asyncloader.services.on_workers import InitFn, ResetFn, WorkersReadingService
 from asyncloader.services.tuned_workers import PREFETCH
 from asyncloader.services.workplace import Workplace
-from asyncloader.workers.threads.worker_thread import ThreadEngine
+from asyncloader.workers.threads.worker_thread import KeptFunction, ThreadEngine
 
 
 class MultiThreadingReadingService(WorkersReadingService):
@@ -84,6 +84,15 @@ class MultiThreadingReadingService(WorkersReadingService):
 
 class ThisProcess(Workplace):
     """The loader's own process, where workers are threads."""
+
+    def __init__(self) -> None:
+        self._kept: KeptFunction | None = None
+
+    def in_messages(self, function: Callable[..., Any]) -> KeptFunction:
+        # A service has one such function, the one that is called at each epoch.
+        if self._kept is None:
+            self._kept = KeptFunction(function)
+        return self._kept
 
     def engine(self, workers: int) -> ThreadEngine:
         return ThreadEngine()

@@ -427,7 +427,9 @@ class WorkersReadingService(ReadingServiceInterface):
     async def _pickled_resets(self, iter_reset_fn: IterResetFn) -> bytes:
         if iter_reset_fn is unchanged and self.worker_reset_fn is None:
             return NO_RESETS
-        return await in_thread(_pickled_resets, iter_reset_fn, self.worker_reset_fn)
+        own = self.worker_reset_fn
+        sent = None if own is None else self._workplace.in_messages(own)
+        return await in_thread(_pickled_resets, iter_reset_fn, sent, resets_name(own))
 
     async def _started_here(self, datapipe: Any) -> RunningGraph:
         given = datapipe
@@ -550,13 +552,14 @@ def _culprit_in(plan: WorkerPlan) -> str:
     return f", because of {found} in worker_init_fn" if found else ""
 
 
-def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None) -> bytes:
+def _pickled_resets(
+    iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None, name: str
+) -> bytes:
     try:
         return dump_resets(iter_reset_fn, worker_reset_fn)
     except WorkerStartupError:
         raise  # it names the service already
     except (Exception, SystemExit) as error:
         raise WorkerStartupError(
-            f"{resets_name(worker_reset_fn)} cannot be sent to the workers: {error!r}; let it"
-            " capture plain values only"
+            f"{name} cannot be sent to the workers: {error!r}; let it capture plain values only"
         ) from error

@@ -7,7 +7,7 @@ and ``ThisMachine``, where they are processes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from asyncloader.graph.walk import Graph
@@ -42,6 +42,10 @@ class Workplace(ABC):
 
     def check(self, graph: Graph, workers: int) -> None:  # noqa: B027 - most refuse nothing more
         """Raise ValueError for a graph that cannot be divided among so many workers here."""
+
+    def in_messages(self, function: Callable[..., Any]) -> Any:
+        """Return what stands for a function of the user's in messages to the workers."""
+        return function
 
     async def look(self) -> None:  # noqa: B027 - the room on this machine is known at any time
         """Look for how many workers there is room now, before an epoch begins."""

@@ -307,21 +307,28 @@ def test_every_function_knows_in_which_worker_it_is(pipe):
 
 def test_init_and_reset_functions_know_too():
     called = []
+    lock = threading.Lock()  # nothing of it is pickled
 
     def init(pipe: Any, info: Any) -> Any:
         called.append(("init", info, get_worker_info() == info))
         return pipe
 
     def reset(pipe: Any, info: Any, seeds: Any) -> Any:
-        called.append(("reset", info, get_worker_info() == info))
+        with lock:
+            called.append(("reset", info, get_worker_info() == info))
         return pipe
 
-    # The reset is sent by value, so what it appends to is another list.
-    service = MultiThreadingReadingService(2, worker_init_fn=init)
-    assert drain(DataLoader2(numbers(6), reading_service=service)) == list(range(6))
+    service = MultiThreadingReadingService(2, worker_init_fn=init, worker_reset_fn=reset)
+    with DataLoader2(numbers(6), reading_service=service) as loader:
+        for _ in range(2):
+            assert list(loader) == list(range(6))
     assert sorted((name, info.worker_id, is_same) for name, info, is_same in called) == [
         ("init", 0, True),
         ("init", 1, True),
+        ("reset", 0, True),
+        ("reset", 0, True),
+        ("reset", 1, True),
+        ("reset", 1, True),
     ]
 
 

@@ -119,6 +119,27 @@ def copy_of_plan(number: int) -> WorkerPlan | DispatchPlan:
     return replace(plan, ends=tuple(ends))
 
 
+class KeptFunction:
+    """Stands for a function in messages to threads, which call the function itself."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._number = next(_numbers)
+        _functions[self._number] = function
+        weakref.finalize(self, _functions.pop, self._number).atexit = False
+
+    def __reduce__(self) -> tuple[Callable[[int], Any], tuple[int]]:
+        return kept_function, (self._number,)
+
+
+#: The functions for which something stands.
+_functions: dict[int, Callable[..., Any]] = {}
+
+
+def kept_function(number: int) -> Callable[..., Any]:
+    """Return the function for which something stood in a message."""
+    return _functions[number]
+
+
 class WorkerThread(Mortal):
     """A thread that works for a loader, until it has ended or is given up."""
 
