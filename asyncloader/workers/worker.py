@@ -170,12 +170,13 @@ class Worker:
         self._conversation.arena.budget = command.arena_bytes
         self._info = command.info
         self._surroundings.settle(command.info)
-        # Made again, of a context that knows which worker this is.
-        self._context = run_at(self._home)
         expect_methods(command.homes)
         plan_fds, channels = self._conversation.take_fds(command.plan_fds)
         try:
             plan: WorkerPlan = unpack_code(command.plan, plan_fds)
+            self._surroundings.know(plan.ends)
+            # Made again, of a context that knows which worker this is.
+            self._context = run_at(self._home)
             seeds = list(map(PartSeeds, plan.ends, plan.seed_places))
             self._connect(plan.ends, channels)
             given = [pipes_of(end) for end in plan.ends]

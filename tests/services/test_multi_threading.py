@@ -276,6 +276,45 @@ def test_torchs_data_sets_take_their_shares():
     assert list(Shared()) == list(range(20))
 
 
+class Between(IterableDataset):
+    """Has no share of its own; ``take_share`` says what a worker's copy reads."""
+
+    def __init__(self) -> None:
+        self.numbers = range(20)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+
+def take_share(number: int) -> None:
+    """Change a worker's copy of the data set as torch's second tutorial has it."""
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    assert info.id == number
+    info.dataset.numbers = info.dataset.numbers[info.id :: info.num_workers]
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_torch_shows_an_init_function_the_workers_own_copy_of_an_iterable_data_set(workers):
+    data = Between()
+    settings = {"num_workers": 3, "worker_init_fn": take_share, "workers": workers}
+    with DataLoader2.from_dataset(data, batch_size=None, **settings) as loader:
+        for _ in range(2):
+            assert list(loader) == list(range(20))
+    assert data.numbers == range(20)
+
+
+@pytest.mark.parametrize(("workers", "shown"), [("threads", "NoneType"), ("processes", "Squares")])
+def test_torch_shows_a_data_set_that_is_looked_up_where_it_is_the_workers_own(workers, shown):
+    def data_sets_kind(batch: Any) -> str:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return type(info.dataset).__name__
+
+    settings = {"num_workers": 2, "collate_fn": data_sets_kind, "workers": workers}
+    assert set(drain(DataLoader2.from_dataset(Squares(), **settings))) == {shown}
+
+
 def told(number: int) -> Any:
     ours, torchs = get_worker_info(), torch.utils.data.get_worker_info()
     assert ours is not None

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncloader.generators import PROCESS, Generators
 from asyncloader.system import keep_freed_memory
 from asyncloader.worker_info import WorkerInfo, set_worker_info
-from asyncloader.workers.process.torch_workers import answer_torch, torch_info
+from asyncloader.workers.process.torch_workers import answer_torch, data_set_of, torch_info
 
 
 class Surroundings(Protocol):
@@ -35,6 +35,10 @@ class Surroundings(Protocol):
         """Make ``get_worker_info`` answer, ours and torch's."""
         ...
 
+    def know(self, ends: Sequence[Any]) -> None:
+        """Let torch's ``get_worker_info`` answer what the data set of these graphs is."""
+        ...
+
     def seed(self, seeds: Sequence[int]) -> None:
         """Seed random, torch and numpy for an epoch, each with one of the three seeds."""
         ...
@@ -47,28 +51,35 @@ class OwnProcess:
 
     def __init__(self) -> None:
         self._info: WorkerInfo | None = None
+        self._data_set: Any = None
 
     def settle(self, info: WorkerInfo) -> None:
         self._info = info
         set_worker_info(info)
         keep_freed_memory()
-        when_imported("torch", partial(_settle_torch, info, None))
+        when_imported("torch", partial(_settle_torch, info, None, None))
+
+    def know(self, ends: Sequence[Any]) -> None:
+        self._data_set = data_set_of(ends)
+        when_imported("torch", partial(_settle_torch, self._info, None, self._data_set))
 
     def seed(self, seeds: Sequence[int]) -> None:
         # Each whether it was imported already, or is later.
         random_seed, torch_seed, numpy_seed = seeds
         random.seed(random_seed)
-        when_imported("torch", partial(_settle_torch, self._info, torch_seed))
+        when_imported("torch", partial(_settle_torch, self._info, torch_seed, self._data_set))
         # numpy itself imports it only when somebody looks at it.
         when_imported("numpy.random", partial(_seed_numpy, numpy_seed >> 32))
 
 
-def _settle_torch(info: WorkerInfo | None, seed: int | None, torch: ModuleType) -> None:
+def _settle_torch(
+    info: WorkerInfo | None, seed: int | None, data_set: Any, torch: ModuleType
+) -> None:
     torch.set_num_threads(1)
     if seed is not None:
         _seed_torch(torch, seed)
     if info is not None:
-        _tell_torch(info, seed)
+        _tell_torch(info, seed, data_set)
 
 
 def _seed_torch(torch: ModuleType, seed: int) -> None:
@@ -82,14 +93,14 @@ def _seed_torch(torch: ModuleType, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def _tell_torch(info: WorkerInfo, seed: int | None) -> None:
+def _tell_torch(info: WorkerInfo, seed: int | None, data_set: Any) -> None:
     # Some read the variable, and a process has one worker.
     from torch.utils.data._utils import worker
 
     from asyncloader.datapipes.mapping import collate_in_own_memory
 
     answer_torch()
-    worker._worker_info = torch_info(info, seed)
+    worker._worker_info = torch_info(info, seed, data_set)
     # It is what makes torch's default_collate ask for shared memory.
     collate_in_own_memory()
 

@@ -12,13 +12,14 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 from asyncloader.datapipes.mapping import collate_in_own_memory
 from asyncloader.generators import OwnGenerators
 from asyncloader.system import keep_freed_memory
 from asyncloader.worker_info import WorkerInfo, set_worker_here
 from asyncloader.workers.process.setup import when_imported
-from asyncloader.workers.process.torch_workers import answer_torch
+from asyncloader.workers.process.torch_workers import answer_torch, data_set_here, data_set_of
 
 
 class OwnThread:
@@ -34,6 +35,9 @@ class OwnThread:
         keep_freed_memory()
         when_imported("torch", _tell_torch)
         self._settle_torch()
+
+    def know(self, ends: Sequence[Any]) -> None:
+        data_set_here.set(data_set_of(ends, is_shared=True))
 
     def seed(self, seeds: Sequence[int]) -> None:
         self.generators.seed(seeds)
