@@ -204,7 +204,6 @@ METHODS = {
         "ack",
         "stats",
         "why",
-        "why",
         "watch",
         "shutdown",
         "aclose",
