@@ -223,6 +223,8 @@ def decode(state: Any) -> Snapshot:
     """Return the snapshot in a state; SnapshotError, naming the field, for anything wrong."""
     if not isinstance(state, dict):
         raise SnapshotError(f"a state is a dict, as state_dict() returns it, not {_kind(state)}")
+    if not state:
+        raise SnapshotError("the state is empty; load none to begin at the beginning")
     for name in _FIELDS:
         if name not in state:
             raise SnapshotError(f"the state has no {name!r}; was it made by DataLoader2?")

@@ -335,7 +335,7 @@ def test_a_loader_with_its_own_graph_unpickles_nothing():
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({}, "has no 'version'"),
+        ({}, "the state is empty; load none to begin at the beginning"),
         (None, "a state is a dict"),
         ([1], "a state is a dict"),
         ({"model": {}, "epoch": 3}, "was it made by DataLoader2"),
