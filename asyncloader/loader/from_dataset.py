@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from asyncloader.arguments import checked_function, kind_name
+from asyncloader.arguments import checked_count, checked_function, kind_name
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.converting import MapToIterConverter
@@ -79,6 +79,12 @@ class DataSetSettings:
             raise TypeError(
                 f"dataset must have __getitem__ or __iter__, got {kind_name(self.dataset)}"
             )
+        for name, sampler in (("sampler", self.sampler), ("batch_sampler", self.batch_sampler)):
+            is_iterable = isinstance(sampler, Iterable) or hasattr(sampler, "__getitem__")
+            if sampler is not None and not is_iterable:
+                raise TypeError(f"{name} must be iterable, got {kind_name(sampler)}")
+        if self.prefetch_factor is not None:
+            checked_count("prefetch_factor", self.prefetch_factor, at_least=0)
         for wrong, message in self._contradictions():
             if wrong:
                 raise ValueError(message)
@@ -250,6 +256,8 @@ class DataSetSettings:
             return self.seed
         import torch
 
+        if not isinstance(self.generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, got {kind_name(self.generator)}")
         drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         return int(drawn.item())
 

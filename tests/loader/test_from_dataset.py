@@ -239,6 +239,20 @@ def test_what_is_no_data_set_is_refused(data: Any) -> None:
         DataLoader2.from_dataset(data)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sampler": 5}, "sampler must be iterable, got int"),
+        ({"batch_sampler": 5}, "batch_sampler must be iterable, got int"),
+        ({"generator": 5}, r"generator must be a torch\.Generator, got int"),
+        ({"num_workers": 1, "prefetch_factor": 2.5}, "prefetch_factor must be an integer"),
+    ],
+)
+def test_a_parameter_of_a_wrong_type_is_refused_by_its_name(settings, said) -> None:
+    with pytest.raises(TypeError, match=said):
+        DataLoader2.from_dataset(Squares(), **settings)
+
+
 def test_unshuffled_batches_of_a_map_pipe_are_divided_as_they_are() -> None:
     from asyncloader import MultiProcessingReadingService
     from asyncloader.datapipes.map import SequenceWrapper
