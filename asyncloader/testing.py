@@ -189,9 +189,10 @@ def _run(checks: Iterable[Callable[[Any], None]], case: Any) -> None:
 
 
 class Opens:
-    """How many iterators of a source are open; copies of a source share it."""
+    """How many iterators of a source are open, and were; copies of a source share it."""
 
     now = 0
+    ever = 0
 
 
 class Items(IterDataPipe[Any]):
@@ -208,6 +209,7 @@ class Items(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         self.opens.now += 1
+        self.opens.ever += 1
         try:
             yield from self.items
         finally:
@@ -519,6 +521,32 @@ def _pickled(value: Any, name: str) -> Any:
             f"{name} cannot be pickled, which worker processes need: {error!r}. Open files, make"
             " locks and connect to servers where it is run, not in __init__"
         ) from error
+
+
+#: So many items are no epoch that could be checked after each of them.
+_MOST = 10_000
+
+
+def a_new_pipe_has_read_nothing(case: PipeCase) -> None:
+    """What it reads is read anew in each epoch and each worker, and not when it is made."""
+    source = Items(case.items)
+    graph = case.over(source)
+    _demand(
+        not source.opens.ever,
+        f"{graph!r} reads its source when it is made: keep the source in self, and read it in"
+        " __iter__, run or arun",
+    )
+
+
+def an_epoch_ends(case: PipeCase) -> None:
+    """It ends where its source ends, or it cannot be checked."""
+    with DataLoader2(case.graph()) as loader:
+        count = sum(1 for _ in islice(loader, _MOST + 1))
+    _demand(
+        count <= _MOST,
+        f"{case.name()} yields more than {_MOST:,} items: check what has no end with .header(20)"
+        " behind it",
+    )
 
 
 def a_name_is_short(case: PipeCase) -> None:
@@ -958,6 +986,8 @@ def _in_turns(one: list[Any], other: list[Any]) -> list[Any]:
 
 #: What every pipe promises.
 PIPE_CHECKS: tuple[Callable[[PipeCase], None], ...] = (
+    a_new_pipe_has_read_nothing,
+    an_epoch_ends,
     a_name_is_short,
     equal_seeds_give_equal_epochs,
     epochs_are_alike,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -295,7 +296,19 @@ class YieldsWhatItKeeps(Pipe[Any]):
             yield state.items
 
 
+class ReadsWhenItIsMade(Pairwise):
+    def __init__(self, source: Any) -> None:
+        self.source = list(source)
+
+
+class NeverEnds(Pairwise):
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.count()
+
+
 WRONG: dict[Any, str] = {
+    ReadsWhenItIsMade: "reads its source when it is made: keep the source in self",
+    NeverEnds: "yields more than 10,000 items: check what has no end with .header",
     YieldsWhatItKeeps: "(changes it later: yield a copy|nor may it change an item)",
     RemembersInSelf: "after 1 items of .* did not yield the rest: expected .*, got .*in self",
     NeverForgets: "yields something else in its second epoch: expected .* in self",
