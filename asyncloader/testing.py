@@ -531,6 +531,7 @@ def a_new_pipe_has_read_nothing(case: PipeCase) -> None:
     """What it reads is read anew in each epoch and each worker, and not when it is made."""
     source = Items(case.items)
     graph = case.over(source)
+    breadth_first(graph)  # what is no pipe is a TypeError here
     _demand(
         not source.opens.ever,
         f"{graph!r} reads its source when it is made: keep the source in self, and read it in"

@@ -354,6 +354,11 @@ def test_the_message_of_a_wrong_resume_shows_what_was_expected_and_what_came():
     )
 
 
+def test_what_is_no_pipe_is_refused():
+    with pytest.raises(TypeError, match="a graph must end in a pipe, got NoneType"):
+        check_pipe(lambda source: None)
+
+
 def test_too_few_items_to_check_anything_are_refused():
     with pytest.raises(ValueError, match="got 1 items, too few to check anything"):
         check_pipe(lambda source: source.map(str), [1])
