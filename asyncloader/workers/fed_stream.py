@@ -363,7 +363,7 @@ class Silence:
             return
         failure = WorkerTimeout(
             f"{handle.name} ({handle.process.place}) owes an answer and said nothing for"
-            f" {self._limit:g} s; it was killed",
+            f" {self._limit:g} s; {handle.process.when_silent}",
             worker=handle.worker,
         )
         # We end it, so its end must not be reported as a death.

@@ -346,7 +346,7 @@ class WorkerStream:
             return
         failure = WorkerTimeout(
             f"{handle.name} ({handle.process.place}) owes an item and said nothing for"
-            f" {silence:.1f} s (timeout={limit:g}); it was killed",
+            f" {silence:.1f} s (timeout={limit:g}); {handle.process.when_silent}",
             worker=handle.worker,
         )
         handle.fail(failure)

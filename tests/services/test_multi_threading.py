@@ -517,6 +517,7 @@ def test_a_thread_that_is_silent_for_too_long_is_an_error_that_says_where(held):
     with loader, pytest.raises(WorkerTimeout) as caught:
         list(loader)
     assert caught.value.worker == 1
+    assert str(caught.value).endswith("(timeout=0.2); it was given up")
     assert "in __call__" in (caught.value.stack or "")
 
 

@@ -64,6 +64,7 @@ class Worker:
     name: str = "worker 7"
     worker: int = 7
     place: str = "pid 1073741824"
+    when_silent: str = "it was killed"
     failure: BaseException | None = None
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     is_killed: bool = False

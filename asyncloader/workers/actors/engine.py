@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.errors import WorkerDied, WorkerStartupError
@@ -217,6 +217,8 @@ def _check_versions(process: ActorProcess, there: dict[str, str]) -> None:
 
 class ActorProcess(Mortal):
     """An actor, from its start until ``release``."""
+
+    when_silent: Final = "it was killed"
 
     def __init__(self, name: str, engine: ActorEngine) -> None:
         super().__init__(name)

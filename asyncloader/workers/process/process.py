@@ -68,6 +68,7 @@ class Process:
 
     #: The node of a cluster: none.
     node: Final = ""
+    when_silent: Final = "it was killed"
 
     def __init__(self, name: str, sock: socket.socket, born: StartedProcess) -> None:
         self.name = name
@@ -491,6 +492,11 @@ class WorkerProcess(Protocol):
     @property
     def place(self) -> str:
         """Which process this is, and on which machine, for messages."""
+        ...
+
+    @property
+    def when_silent(self) -> str:
+        """What is done about it where it owes an item and is silent, for messages."""
         ...
 
     @property

@@ -145,6 +145,7 @@ class WorkerThread(Mortal):
 
     #: The node of a cluster: none.
     node: Final = ""
+    when_silent: Final = "it was given up"
     exitcode: int | None = None
 
     def __init__(self, plan: ProcessPlan) -> None:
