@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
@@ -362,6 +362,10 @@ _is_exiting = False
 # Loops in threads -----------------------------------------------------------------------
 
 
+#: A loop that calls nothing for so long stands still.
+_STILL_SECONDS = 0.5
+
+
 class LoopThread:
     """An event loop in a daemon thread of its own, for callers that have none.
 
@@ -420,12 +424,42 @@ class LoopThread:
         """
         answer: Future[T] = Future()
         try:
-            self.loop.call_soon_threadsafe(_answer, function, answer)
+            self._ask(function, answer)
             return answer.result()
         except BaseException:
             # A caller that stops waiting (Ctrl-C) cancels the work too.
             answer.cancel()
             raise
+
+    def call_unless_still(
+        self, function: Callable[[], Coroutine[Any, Any, None]], seconds: float
+    ) -> threading.Thread | None:
+        """Do the same, unless the loop stands still when so many seconds are over.
+
+        Then the loop does it when it goes on, and stops; this returns its thread.
+        """
+        answer: Future[None] = Future()
+        try:
+            self._ask(function, answer)
+            wait([answer], seconds - _STILL_SECONDS)
+            if answer.done() or not self._is_still():
+                answer.result()
+                return None
+        except BaseException:
+            answer.cancel()
+            raise
+        assert self._running is not None
+        answer.add_done_callback(lambda _: self.stop())
+        _loop_threads.discard(self)
+        return self._running.thread
+
+    def _ask(self, function: Callable[[], Coroutine[Any, Any, T]], answer: Future[T]) -> None:
+        self.loop.call_soon_threadsafe(_answer, function, answer)
+
+    def _is_still(self) -> bool:
+        lives = threading.Event()
+        self.loop.call_soon_threadsafe(lives.set)
+        return not lives.wait(_STILL_SECONDS)
 
     def finished(self, result: Any) -> Any:
         """Return a result; while it is awaitable, await it on the loop."""

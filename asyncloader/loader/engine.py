@@ -23,6 +23,7 @@ from typing import Any
 from asyncloader.datapipes.recording import NumberingPass
 from asyncloader.datapipes.running.cursor_history import newest
 from asyncloader.datapipes.running.cursors import Cursors
+from asyncloader.datapipes.running.run_place import warn_left_behind
 from asyncloader.datapipes.running.traits import reads_ahead, requested_for, waits
 from asyncloader.datapipes.running.watch.watching import NOT_WATCHED
 from asyncloader.datapipes.sampling import SampledItems
@@ -454,8 +455,7 @@ class Engine:
         closed = self._begin_to_close()
         with ends_within(CLOSE_SECONDS), contextlib.ExitStack() as closing:
             closing.callback(closed.set_result, None)
-            closing.callback(self._close_thread)
-            closing.callback(lambda: self._private_loop().call(self._close))
+            closing.callback(self._close_on_private_loop)
             self._leave()
 
     def _is_begun(self) -> bool:
@@ -499,9 +499,17 @@ class Engine:
             self._thread = None
             return True
 
-    def _close_thread(self) -> None:
-        if self._thread is not None:
-            self._thread.close(time_left(CLOSE_SECONDS))
+    def _close_on_private_loop(self) -> None:
+        thread = self._private_loop()
+        still: threading.Thread | None = None
+        try:
+            still = thread.call_unless_still(self._close, CLOSE_SECONDS)
+        finally:
+            if still is None:
+                thread.close(time_left(CLOSE_SECONDS))
+        if still is not None:
+            # An async function of the user's blocks.
+            warn_left_behind(still, CLOSE_SECONDS)
 
     async def _prepare(self, asked: object) -> None:
         await self.end_epoch(asked)

@@ -261,6 +261,41 @@ def test_a_thread_inside_a_long_call_is_left_behind_with_a_warning(form):
     assert "is still inside" in messages[0]
 
 
+@pytest.mark.parametrize("service", [None, MultiProcessingReadingService])
+def test_an_async_function_that_blocks_is_left_behind_with_a_warning(service):
+    entered, leave = threading.Event(), threading.Event()
+
+    async def block_for_ever(item):
+        entered.set()
+        leave.wait(60)
+        return item
+
+    graph = numbers().map(as_it_is).async_map(block_for_ever)
+    if service is not None:
+        # So that it runs here, behind the workers.
+        graph = numbers().map(as_it_is).pin_memory(pin_memory_fn=without_device)
+        graph = graph.async_map(block_for_ever)
+    loader = DataLoader2(graph, reading_service=None if service is None else service(1))
+    reading = threading.Thread(target=lambda: list(loader_items(loader)))
+    reading.start()
+    assert entered.wait(20)
+    with pytest.warns(
+        ResourceWarning, match=r"still inside .*\(\) 3.0 s after the loader was closed"
+    ):
+        loader.shutdown()
+    leave.set()
+    reading.join(20)
+    assert not reading.is_alive()
+
+
+def as_it_is(item):
+    return item
+
+
+def without_device(item, device):
+    return item
+
+
 def loader_items(loader):
     try:
         yield from loader
