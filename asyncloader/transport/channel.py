@@ -18,12 +18,11 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
 
 from asyncloader.errors import LoaderError, LoopMismatchError, ResourceExhausted, TransportError
 from asyncloader.runtime import without_descriptor
 from asyncloader.system import AT_ONCE, RECEIVING, is_readable, room_for_fds
-from asyncloader.transport.arena import Arena
+from asyncloader.transport.ends import BlockingEnd, End, LoopEnd, OnClosed, OnFrames
 from asyncloader.transport.frame import (
     MAX_FDS,
     MAX_PAYLOAD,
@@ -44,7 +43,7 @@ _TRUNCATED = int(socket.MSG_CTRUNC)
 _GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
 
 
-class _End:
+class _SocketEnd(End):
     """What both ends have: frames that are read from a socket, and frames that wait for it."""
 
     def __init__(self, sock: socket.socket, max_payload: int, frame_deadline: float) -> None:
@@ -134,18 +133,12 @@ class _End:
         self._outgoing.clear()
 
 
-class Channel(_End):
-    """The blocking end of a channel. All of it may be used from any thread.
+class Channel(_SocketEnd, BlockingEnd):
+    """The blocking end of a channel. Frames are either all sent, or all posted.
 
-    Frames are either all sent, or all posted: a posted one does not wait.
-
-    Every method that meets the end of the channel raises ``EOFError``, and
-    ``TransportError`` if what came before was not a proper frame. Descriptors that
+    Methods raise ``TransportError`` if what came was not a proper frame. Descriptors that
     came and that this process cannot have raise ``ResourceExhausted`` and end the channel.
     """
-
-    place = ""
-    hands_over = False
 
     def __init__(
         self,
@@ -168,10 +161,7 @@ class Channel(_End):
         fds: Sequence[int] = (),
         then: Sequence[tuple[int, Buffer]] = (),
     ) -> None:
-        """Send a frame, waiting until the kernel has all of it; ``fds`` are given away.
-
-        The frames of ``then``, each a kind and a payload, are sent with it: one wake-up.
-        """
+        """Send a frame, waiting until the kernel has all of it."""
         try:
             with self._sending:
                 if self._torn:
@@ -197,16 +187,12 @@ class Channel(_End):
         fds: Sequence[int] = (),
         then: Sequence[tuple[int, Buffer]] = (),
     ) -> None:
-        """Send frames as ``send`` does, but only what the socket takes; ``flush`` the rest.
-
-        The payload may be changed afterwards; ``fds`` are given away.
-        """
+        """Send what the socket takes of a frame; the payload may be changed afterwards."""
         with self._sending:
             self._keep(kind, payload, fds, then)
         self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes of the frames that were posted."""
         with self._sending:
             try:
                 self._send_kept()
@@ -214,11 +200,9 @@ class Channel(_End):
                 raise _gone() from error
 
     def has_unsent(self) -> bool:
-        """Whether a posted frame waits for the socket to be writable."""
         return bool(self._outgoing)
 
     def receive(self) -> Frame:
-        """Wait for the next frame and return it."""
         with self._receiving:
             while not self._frames:
                 flags = RECEIVING
@@ -230,7 +214,6 @@ class Channel(_End):
             return self._frames.popleft()
 
     def receive_ready(self) -> list[Frame]:
-        """Return the frames that are there already; does not wait."""
         with self._receiving:
             if not self._frames:
                 with contextlib.suppress(BlockingIOError):
@@ -240,11 +223,7 @@ class Channel(_End):
             return frames
 
     def opened(self, fd: int) -> Channel:
-        """Return the channel over a socket that came over this one."""
         return Channel(socket.socket(fileno=fd))
-
-    def lend_from(self, arena: Arena) -> None:
-        """Do nothing: the other end maps the arena's segments."""
 
     def close(self) -> None:
         for frame in self._frames:
@@ -264,135 +243,12 @@ class Channel(_End):
             raise _truncated(self._frame_deadline)
 
 
-OnFrames = Callable[[list[Frame]], None]
-OnClosed = Callable[[Exception], None]
-
-
-class SupplyEnd(Protocol):
-    """The little that a worker asks of the ``Channel`` on which items are dealt to it."""
-
-    hands_over: bool
-
-    def send(self, kind: int, payload: bytes) -> None:
-        """Send a frame, waiting for room."""
-        ...
-
-    def receive(self) -> Frame:
-        """Wait for the next frame and return it."""
-        ...
-
-    def receive_ready(self) -> list[Frame]:
-        """Return the frames that are there already; does not wait."""
-        ...
-
-    def close(self) -> None:
-        """End the channel."""
-        ...
-
-
-class BlockingEnd(Protocol):
-    """The little that a conversation asks of ``Channel``, whatever carries the frames.
-
-    Where no descriptors can be sent, ``fds`` are other things for the same purpose. ``place`` says
-    for messages where this end is; it is empty on the loader's own machine. With ``hands_over``
-    both ends are in one process, and items are handed over as they are.
-    """
-
-    place: str
-    hands_over: bool
-
-    def send(
-        self,
-        kind: int,
-        payload: Buffer | Sequence[Buffer] = b"",
-        fds: Sequence[Any] = (),
-        then: Sequence[tuple[int, Buffer]] = (),
-    ) -> None:
-        """Send frames, waiting for room."""
-        ...
-
-    def post(
-        self,
-        kind: int,
-        payload: Buffer | Sequence[Buffer] = b"",
-        fds: Sequence[Any] = (),
-        then: Sequence[tuple[int, Buffer]] = (),
-    ) -> None:
-        """Send frames, later if there is no room."""
-        ...
-
-    def flush(self) -> None:
-        """Send what there is room for of the frames that were posted."""
-        ...
-
-    def has_unsent(self) -> bool:
-        """Whether a posted frame waits for room."""
-        ...
-
-    def receive(self) -> Frame:
-        """Wait for the next frame and return it."""
-        ...
-
-    def receive_ready(self) -> list[Frame]:
-        """Return the frames that are there already; does not wait."""
-        ...
-
-    def opened(self, fd: Any) -> Any:
-        """Return the channel that came as a descriptor over this one."""
-        ...
-
-    def lend_from(self, arena: Arena) -> None:
-        """Note that frames of items speak of slots of this arena."""
-        ...
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when a frame has come."""
-        ...
-
-    def close(self) -> None:
-        """End the channel."""
-        ...
-
-
-class LoopEnd(Protocol):
-    """The little that a loader asks of ``LoopChannel``, whatever carries the frames."""
-
-    hands_over: bool
-
-    def attach(
-        self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
-    ) -> None:
-        """Pass arriving frames to ``on_frames``, and the end to ``on_closed``."""
-        ...
-
-    def detach(self) -> None:
-        """Leave the loop; what arrives waits."""
-        ...
-
-    def send(
-        self,
-        kind: int,
-        payload: Buffer | Sequence[Buffer] = b"",
-        fds: Sequence[Any] = (),
-        then: Sequence[tuple[int, Buffer]] = (),
-    ) -> None:
-        """Send frames; this never waits."""
-        ...
-
-    def close(self) -> None:
-        """Detach, and end the channel."""
-        ...
-
-
-class LoopChannel(_End):
+class LoopChannel(_SocketEnd, LoopEnd):
     """The end of a channel whose events go to an event loop, asyncio's or uvloop's.
 
-    It may be attached to one loop after another. While it is detached, what the
-    peer sends waits in the kernel. Sending is always possible and never waits.
-    All methods belong to the loop's thread.
+    While it is detached, what the peer sends waits in the kernel. All methods belong to the
+    loop's thread.
     """
-
-    hands_over = False
 
     def __init__(
         self,
@@ -410,11 +266,10 @@ class LoopChannel(_End):
     def attach(
         self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
     ) -> None:
-        """Pass arriving frames to ``on_frames``, many at once, and the end to ``on_closed``.
+        """Listen to the peer.
 
         ``on_closed`` gets an ``EOFError`` when the peer is gone, or the
-        ``TransportError`` or ``ResourceExhausted`` that made the channel useless; once
-        per attachment.
+        ``TransportError`` or ``ResourceExhausted`` that made the channel useless.
         """
         current = self._subscription
         if current is not None and not current.loop.is_closed():
@@ -430,7 +285,6 @@ class LoopChannel(_End):
             self._flush()
 
     def detach(self) -> None:
-        """Leave the loop; whatever arrives from now on stays in the kernel."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None and not subscription.loop.is_closed():
             # When the interpreter exits, the socket may be closed before its loop has stopped.
@@ -447,12 +301,7 @@ class LoopChannel(_End):
         fds: Sequence[int] = (),
         then: Sequence[tuple[int, Buffer]] = (),
     ) -> None:
-        """Send a frame, later if the socket is full; ``fds`` are given away.
-
-        The frames of ``then``, each a kind and a payload, are sent with it: one wake-up.
-        The payload may be changed afterwards. When the peer is gone this does
-        nothing: ``on_closed`` tells.
-        """
+        """Send a frame, later if the socket is full. The payload may be changed afterwards."""
         if self._ended is not None or self._peer_gone:
             close_all(fds)
             return

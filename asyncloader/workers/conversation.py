@@ -17,8 +17,9 @@ from typing import Any
 
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.channel import BlockingEnd, Channel
+from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import Encoded, never_wait
+from asyncloader.transport.ends import BlockingEnd
 from asyncloader.transport.frame import Frame
 from asyncloader.workers.handing import encoder_for
 from asyncloader.workers.messages import (

@@ -17,7 +17,8 @@ from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.errors import LoaderError, TransportError
-from asyncloader.transport.channel import SupplyEnd, close_all
+from asyncloader.transport.channel import close_all
+from asyncloader.transport.ends import BlockingEnd
 from asyncloader.transport.frame import Frame
 from asyncloader.waiting import Stopped
 from asyncloader.worker_info import get_worker_info
@@ -42,7 +43,7 @@ DEALT_CREDITS = 10
 class Supply:
     """The worker's end of its channel to the dispatching process."""
 
-    def __init__(self, channel: SupplyEnd) -> None:
+    def __init__(self, channel: BlockingEnd) -> None:
         self._channel = channel
         self._decoder = opener_for(channel)
         #: Frames that were received and not opened yet. Those of an epoch that was left must
@@ -165,7 +166,7 @@ class FromDispatcher(IterDataPipe[Any]):
     def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
         return DealtPass(edge)
 
-    def new_supply(self, channel: SupplyEnd) -> Supply:
+    def new_supply(self, channel: BlockingEnd) -> Supply:
         """Return the worker's end of the channel on which the items arrive."""
         return Supply(channel)
 
@@ -270,5 +271,5 @@ class FromLoader(FromDispatcher):
     def new_pass(self, edge: Edge[Any]) -> Pass[Any]:
         return LoaderFedPass(edge)
 
-    def new_supply(self, channel: SupplyEnd) -> Supply:
+    def new_supply(self, channel: BlockingEnd) -> Supply:
         return FedSupply(channel)

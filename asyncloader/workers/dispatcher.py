@@ -25,7 +25,8 @@ from asyncloader.places.marks import FIRST, DealStart, dump_mark
 from asyncloader.places.random_states import RandomStates
 from asyncloader.runtime import LoopThread
 from asyncloader.system import ready_of
-from asyncloader.transport.channel import BlockingEnd, Channel
+from asyncloader.transport.channel import Channel
+from asyncloader.transport.ends import BlockingEnd
 from asyncloader.transport.parcel import unpack_code
 from asyncloader.workers.conversation import Conversation, refuse
 from asyncloader.workers.dispatch_source import DEALT_CREDITS

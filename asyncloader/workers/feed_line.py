@@ -16,8 +16,8 @@ from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.errors import TransportError
 from asyncloader.runtime import begin_task, in_thread
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.channel import LoopEnd, OnClosed
 from asyncloader.transport.codec import Encoded
+from asyncloader.transport.ends import LoopEnd, OnClosed
 from asyncloader.transport.frame import Frame
 from asyncloader.workers.handing import encoder_for
 from asyncloader.workers.messages import (

@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 from asyncloader.datapipes.prefetching import bounded_weight_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.channel import BlockingEnd, LoopEnd, SupplyEnd
 from asyncloader.transport.codec import Decoder, Encoded, Encoder, Opener, never_wait, plain_size
+from asyncloader.transport.ends import End
 
 
 def encoder_for(
-    channel: BlockingEnd | LoopEnd,
+    channel: End,
     arena: Arena,
     *,
     on_full: Callable[[int], bool] = never_wait,
@@ -31,7 +31,7 @@ def encoder_for(
     return Encoder(arena, on_full=on_full, main_by_value=main_by_value)
 
 
-def opener_for(channel: SupplyEnd) -> Opener:
+def opener_for(channel: End) -> Opener:
     """Return what makes items of the payloads that come over a channel."""
     return Handed() if channel.hands_over else Decoder()
 

@@ -29,7 +29,8 @@ from asyncloader.places.marks import Mark
 from asyncloader.places.stream_place import Dealing
 from asyncloader.runtime import descriptors_for, running_loop
 from asyncloader.safe_error_text import repr_of
-from asyncloader.transport.channel import LoopEnd, close_all
+from asyncloader.transport.channel import close_all
+from asyncloader.transport.ends import LoopEnd
 from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.waiting import Patience, call_soon
 from asyncloader.workers.feed_line import FeedLine

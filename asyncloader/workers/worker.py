@@ -28,7 +28,8 @@ from asyncloader.graph.walk import Graph, breadth_first, pipes_of
 from asyncloader.places.random_states import RandomStates, SharedGenerators
 from asyncloader.runtime import LoopThread
 from asyncloader.seeds import SeedGenerator
-from asyncloader.transport.channel import BlockingEnd, Channel, SupplyEnd
+from asyncloader.transport.channel import Channel
+from asyncloader.transport.ends import BlockingEnd
 from asyncloader.transport.parcel import unpack_code
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.conversation import Conversation, refuse
@@ -190,7 +191,7 @@ class Worker:
         else:
             self._conversation.report(Ready(has_other_length=not is_counted))
 
-    def _connect(self, ends: Sequence[Any], channels: Sequence[SupplyEnd]) -> None:
+    def _connect(self, ends: Sequence[Any], channels: Sequence[BlockingEnd]) -> None:
         """Give the pipes of dealt items their channels."""
         pipes = {id(pipe): pipe for end in ends for pipe in breadth_first(end)}
         self._inlets = [pipe for pipe in pipes.values() if isinstance(pipe, FromDispatcher)]

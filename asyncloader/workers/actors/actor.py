@@ -6,12 +6,10 @@ worker's program runs in a thread of its own.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import pickle
 import platform
-import socket
 import sys
 import threading
 import traceback
@@ -23,9 +21,10 @@ from typing import Any
 from asyncloader.runtime import CallThread, start_thread
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.codec import read_payload
+from asyncloader.transport.ends import BlockingEnd, QueuedEnd, joined
 from asyncloader.transport.frame import Buffer, Frame
 from asyncloader.workers.actors.cluster import import_ray
-from asyncloader.workers.actors.far_end import FarEnd, joined
+from asyncloader.workers.actors.far_end import FarEnd
 from asyncloader.workers.messages import FrameKind, split_items
 from asyncloader.workers.process.setup import OwnProcess
 
@@ -35,7 +34,6 @@ LOADER = 0
 _FETCH_BYTES = 8 << 20
 #: What is smaller is copied into the result's pickle.
 _BESIDE = 64 << 10
-_MOST_RINGS = 1 << 10
 
 
 class Actor:
@@ -91,7 +89,7 @@ def _run(program: str, loader: Mailbox) -> None:
     except BaseException:  # noqa: BLE001  user code ran: whatever it raised ends the process
         traceback.print_exc()
         code = 1
-    loader.end(code)
+    loader.finish(code)
 
 
 def versions() -> dict[str, str]:
@@ -110,31 +108,22 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-class Mailbox:
+class Mailbox(QueuedEnd):
     """The end of a channel that is in an actor, whose calls fill and empty it.
 
     ``box_of`` returns the actor's other boxes by their numbers.
     """
 
-    hands_over = False
-
     def __init__(self, place: str, box_of: Callable[[int], Mailbox]) -> None:
+        super().__init__()
         self.place = place
         self._box_of = box_of
-        self._changed = threading.Condition()
         self._arena: Arena | None = None
-        #: Readable while a frame waits.
-        self._bell, self._ringing = socket.socketpair()
-        for end in (self._bell, self._ringing):
-            end.setblocking(False)
         #: Calls that came before one with a lower number, and the number that is due.
         self._early: dict[int, tuple[list[tuple[int, bytes]], Sequence[Any]]] = {}
         self._due = 0
-        #: Frames for the program, and those of the program.
-        self._incoming: deque[Frame] = deque()
+        #: The program's frames.
         self._outgoing: deque[Frame] = deque()
-        self._count = 0
-        self._is_closed = False
         self._code: int | None = None
 
     # What the actor's calls do.
@@ -146,10 +135,6 @@ class Mailbox:
             while self._due in self._early:
                 self._add(*self._early.pop(self._due))
                 self._due += 1
-            # If it is full, it rings already.
-            with contextlib.suppress(BlockingIOError):
-                self._ringing.send(b"!")
-            self._changed.notify_all()
 
     def fetch(self) -> tuple[list[Frame], int | None]:
         """Wait for frames and take them; the exit code comes after the last."""
@@ -163,7 +148,7 @@ class Mailbox:
             code = None if self._outgoing else self._code
         return list(map(_beside, frames)), code
 
-    def end(self, code: int) -> None:
+    def finish(self, code: int) -> None:
         """Note that the program is over."""
         with self._changed:
             self._code = code
@@ -188,58 +173,25 @@ class Mailbox:
         frames = [Frame(kind, data, 0, self._memory(data) if kind == FrameKind.ITEMS else ())]
         frames += [Frame(each, bytes(data), 0) for each, data in then]
         with self._changed:
-            if self._is_closed:
-                raise EOFError("the other end of the channel is closed")
+            if self._has_ended:
+                raise EOFError(self.gone)
             self._outgoing.extend(frames)
             self._changed.notify_all()
 
-    post = send
-
-    def flush(self) -> None:
-        """Do nothing: there is room for all."""
-
-    def has_unsent(self) -> bool:
-        return False
-
-    def receive(self) -> Frame:
-        with self._changed:
-            self._changed.wait_for(lambda: self._incoming or self._is_closed)
-            if not self._incoming:
-                raise EOFError("the other end of the channel is closed")
-            return self._incoming.popleft()
-
-    def receive_ready(self) -> list[Frame]:
-        with self._changed:
-            with contextlib.suppress(BlockingIOError):
-                self._bell.recv(_MOST_RINGS)
-            if self._is_closed and not self._incoming:
-                raise EOFError("the other end of the channel is closed")
-            frames = list(self._incoming)
-            self._incoming.clear()
-            return frames
-
-    def opened(self, fd: Any) -> Any:
+    def opened(self, fd: Any) -> BlockingEnd:
         # A link's two ends: the box of a number here, or the actor where that box is.
         if isinstance(fd, int):
             return self._box_of(fd)
         actor, number = fd
         return FarEnd(actor, number, CallThread("asyncloader link"), argument=_unchanged)
 
-    def fileno(self) -> int:
-        return self._bell.fileno()
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-
     def _add(self, frames: list[tuple[int, bytes]], sent: Sequence[Any]) -> None:
         if not frames:
-            self._is_closed = True
-        for kind, payload in frames:
-            things = tuple(map(_as_memory, sent)) if kind == FrameKind.MESSAGE else ()
-            self._incoming.append(Frame(kind, payload, self._count, things))
-            self._count += 1
-            sent = ()
+            self.end()
+            return
+        (kind, payload), *then = frames
+        things = tuple(map(_as_memory, sent)) if kind == FrameKind.MESSAGE else ()
+        self.arrive([(kind, payload, things), *((*each, ()) for each in then)])
 
     def _memory(self, items: bytes) -> tuple[tuple[int, memoryview], ...]:
         """Return the slots that a frame of items speaks of, each with its bytes."""

@@ -21,8 +21,8 @@ from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.memory import SharedBytes
 from asyncloader.runtime import CallThread, uncancellable
-from asyncloader.transport.channel import LoopEnd
 from asyncloader.transport.codec import Decoder
+from asyncloader.transport.ends import LoopEnd
 from asyncloader.transport.parcel import Parcel, pack_code
 from asyncloader.workers.actors.actor import LOADER, Actor, versions
 from asyncloader.workers.actors.cluster import (

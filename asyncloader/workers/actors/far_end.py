@@ -6,7 +6,6 @@ This file is about ``FarEnd``, through which a loader talks to an actor, and abo
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -19,21 +18,20 @@ from typing import Any
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.runtime import CallThread
 from asyncloader.transport.arena import Arena, News, SlotRef, unwritten, wake_nobody
-from asyncloader.transport.channel import OnClosed, OnFrames
 from asyncloader.transport.codec import Decoder
-from asyncloader.transport.frame import Buffer, Frame
-from asyncloader.waiting import call_soon
+from asyncloader.transport.ends import QueuedEnd, joined
+from asyncloader.transport.frame import Buffer
 
 #: How many calls wait for a worker's frames at once: while one result travels, the next is made.
 _FETCHES = 2
 _COPY_BYTES = 1 << 20
 
 
-def _nothing(news: object) -> None:
-    """Ignore news that nobody waits for."""
+def _unheard(how: int | BaseException) -> None:
+    """Ignore the end of an actor that another one watches over."""
 
 
-class FarEnd:
+class FarEnd(QueuedEnd):
     """The end of an actor's channel that is in another process: it fetches frames and tells some.
 
     A loop takes what has come, by ``attach``, or a thread, by ``receive``. ``calls`` is the thread
@@ -43,7 +41,7 @@ class FarEnd:
     dropped is to be collected: so that does not keep the end alive.
     """
 
-    hands_over = False
+    gone = "the actor is gone"
 
     def __init__(
         self,
@@ -51,8 +49,9 @@ class FarEnd:
         box: int,
         calls: CallThread,
         argument: Callable[[Any], Any],
-        on_end: Callable[[int | BaseException], None] = _nothing,
+        on_end: Callable[[int | BaseException], None] = _unheard,
     ) -> None:
+        super().__init__()
         self.memory = ArrivedMemory()
         self._box = box
         self._fetch = actor.fetch.options(concurrency_group=f"fetch{box}")
@@ -62,48 +61,15 @@ class FarEnd:
         self._argument = argument
         self._on_end = on_end
         self._asked: deque[Any] = deque()
-        self._told = self._arrived = 0
+        self._told = 0
         self._is_over = False
-        # The lock may be taken twice: a garbage collection within a method may end a loader.
-        self._changed = threading.Condition()
-        self._frames: deque[Frame] = deque()
-        self._has_ended = self._is_closed = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_frames: OnFrames = _nothing
-        self._on_closed: OnClosed = _nothing
-        #: Whether the loop will look at what has arrived.
-        self._is_due = False
         for _ in range(_FETCHES):
             calls.submit(self._ask)
 
     # What the reader does, on its loop or in its thread.
 
-    def attach(
-        self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
-    ) -> None:
-        with self._changed:
-            self._loop, self._on_frames, self._on_closed = loop, on_frames, on_closed
-            self._is_due = True
-        loop.call_soon(self._deliver)
-
-    def detach(self) -> None:
-        with self._changed:
-            self._loop, self._on_frames, self._on_closed = None, _nothing, _nothing
-
     def open_items(self) -> Decoder:
         return Decoder(self.memory)
-
-    def receive(self) -> Frame:
-        with self._changed:
-            self._changed.wait_for(lambda: self._frames or self._has_ended)
-            if not self._frames:
-                raise EOFError("the other actor is gone")
-            return self._frames.popleft()
-
-    def receive_ready(self) -> list[Frame]:
-        with self._changed:
-            frames, self._frames = list(self._frames), deque()
-            return frames
 
     def send(
         self,
@@ -112,43 +78,15 @@ class FarEnd:
         fds: Sequence[Any] = (),
         then: Sequence[tuple[int, Buffer]] = (),
     ) -> None:
-        if not self._is_closed:
+        if not self._has_ended:
             frames = [(kind, joined(payload)), *((each, bytes(data)) for each, data in then)]
             self._calls.submit(partial(self._send_now, frames, fds))
 
     def close(self) -> None:
-        self.detach()
-        self.end()
-        if not self._is_closed:
-            self._is_closed = True
+        if not self._has_ended:
             # No frames close the other end.
             self._calls.submit(partial(self._send_now, [], ()))
-
-    def end(self) -> None:
-        """Note that nothing more will arrive; from any thread."""
-        with self._changed:
-            self._has_ended = True
-            self._wake()
-
-    def _wake(self) -> None:
-        self._changed.notify_all()
-        if self._loop is not None and not self._is_due:
-            self._is_due = True
-            call_soon(self._loop, self._deliver)
-
-    def _deliver(self) -> None:
-        with self._changed:
-            self._is_due = False
-            if self._loop is None:
-                return
-            frames = self.receive_ready()
-            on_frames, on_closed = self._on_frames, self._on_closed
-            if self._has_ended:
-                self._on_closed = _nothing
-        if frames:
-            on_frames(frames)
-        if self._has_ended:
-            on_closed(EOFError("the actor is gone"))
+        super().close()
 
     # What the calls' thread does.
 
@@ -185,35 +123,21 @@ class FarEnd:
                 self._over(answer.exception())
                 return
             frames, code = answer.result()
-            self._arrive(frames)
+            for frame in frames:
+                for slot, memory in frame.fds:
+                    self.memory.add(slot, memory)
+            self.arrive([(frame.kind, bytes(frame.payload), ()) for frame in frames])
             del answer, frames
             if code is not None:
                 self._over(code)
                 return
             self._ask()
 
-    def _arrive(self, fetched: list[Frame]) -> None:
-        frames = []
-        for number, frame in enumerate(fetched, self._arrived):
-            for slot, memory in frame.fds:
-                self.memory.add(slot, memory)
-            frames.append(Frame(frame.kind, bytes(frame.payload), number))
-        self._arrived += len(frames)
-        with self._changed:
-            if frames and not self._has_ended:
-                self._frames += frames
-                self._wake()
-
     def _over(self, how: int | BaseException) -> None:
         if not self._is_over:
             self.stop()
             self.end()
             self._on_end(how)
-
-
-def joined(payload: Buffer | Sequence[Buffer]) -> bytes:
-    """Return a payload in one piece."""
-    return b"".join(payload if isinstance(payload, list | tuple) else (payload,))
 
 
 def _submit(calls: CallThread, method: weakref.WeakMethod[Callable[[], None]], _: object) -> None:

@@ -42,8 +42,9 @@ from asyncloader.system import (
     state_of,
 )
 from asyncloader.transport.arena import ArenaView
-from asyncloader.transport.channel import LoopChannel, LoopEnd
+from asyncloader.transport.channel import LoopChannel
 from asyncloader.transport.codec import Decoder, Opener
+from asyncloader.transport.ends import LoopEnd
 from asyncloader.transport.parcel import Parcel
 from asyncloader.waiting import Patience, release
 
