@@ -5,6 +5,7 @@ This file is about ``MultiProcessingReadingService``, whose workers are processe
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from asyncloader.services.on_workers import InitFn, ResetFn, WorkersReadingService
@@ -13,6 +14,7 @@ from asyncloader.services.workplace import ThisMachine
 from asyncloader.workers.process.start import check_method
 
 
+@dataclass(eq=False, repr=False)
 class MultiProcessingReadingService(WorkersReadingService):
     """Run the graph in ``num_workers`` processes, which stay alive between epochs.
 
@@ -60,38 +62,20 @@ class MultiProcessingReadingService(WorkersReadingService):
     [0, 1, 4, 9, 16, 25]
     """
 
-    def __init__(
-        self,
-        num_workers: int | Literal["auto"] = 0,
-        multiprocessing_context: str | None = None,
-        worker_prefetch_cnt: int | Literal["auto"] = PREFETCH,
-        main_prefetch_cnt: int = 10,
-        worker_init_fn: InitFn | None = None,
-        worker_reset_fn: ResetFn | None = None,
-        *,
-        in_order: bool = True,
-        timeout: float | None = None,
-        prefetch_bytes: int = 256 << 20,
-        on_worker_death: Literal["raise", "restart"] | None = None,
-        max_restarts: int = 3,
-        max_workers: int | None = None,
-    ) -> None:
-        check_method(multiprocessing_context)
-        self.multiprocessing_context = multiprocessing_context
-        super().__init__(
-            ThisMachine(multiprocessing_context),
-            num_workers,
-            worker_prefetch_cnt,
-            main_prefetch_cnt,
-            worker_init_fn,
-            worker_reset_fn,
-            in_order=in_order,
-            timeout=timeout,
-            prefetch_bytes=prefetch_bytes,
-            on_worker_death=on_worker_death,
-            max_restarts=max_restarts,
-            max_workers=max_workers,
-        )
+    num_workers: int | Literal["auto"] = 0
+    multiprocessing_context: str | None = None
+    worker_prefetch_cnt: int | Literal["auto"] = PREFETCH
+    main_prefetch_cnt: int = 10
+    worker_init_fn: InitFn | None = None
+    worker_reset_fn: ResetFn | None = None
+    _: KW_ONLY
+    in_order: bool = True
+    timeout: float | None = None
+    prefetch_bytes: int = 256 << 20
+    on_worker_death: Literal["raise", "restart"] | None = None
+    max_restarts: int = 3
+    max_workers: int | None = None
 
-    def __repr__(self) -> str:
-        return f"MultiProcessingReadingService(num_workers={self.num_workers!r})"
+    def workplace(self) -> ThisMachine:
+        check_method(self.multiprocessing_context)
+        return ThisMachine(self.multiprocessing_context)

@@ -7,6 +7,7 @@ with processes, with threads, among which items are handed over as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from asyncloader.graph.refusals import Purpose, check_graph
@@ -17,6 +18,7 @@ from asyncloader.services.workplace import Workplace
 from asyncloader.workers.threads.worker_thread import KeptFunction, ThreadEngine
 
 
+@dataclass(eq=False, repr=False)
 class MultiThreadingReadingService(WorkersReadingService):
     """Run the graph in ``num_workers`` threads of this process, which stay alive between epochs.
 
@@ -48,38 +50,21 @@ class MultiThreadingReadingService(WorkersReadingService):
     [0, 1, 4, 9, 16, 25]
     """
 
-    def __init__(
-        self,
-        num_workers: int | Literal["auto"] = 0,
-        worker_prefetch_cnt: int | Literal["auto"] = PREFETCH,
-        main_prefetch_cnt: int = 10,
-        worker_init_fn: InitFn | None = None,
-        worker_reset_fn: ResetFn | None = None,
-        *,
-        in_order: bool = True,
-        timeout: float | None = None,
-        prefetch_bytes: int = 256 << 20,
-        on_worker_death: Literal["raise", "restart"] | None = None,
-        max_restarts: int = 3,
-        max_workers: int | None = None,
-    ) -> None:
-        super().__init__(
-            ThisProcess(),
-            num_workers,
-            worker_prefetch_cnt,
-            main_prefetch_cnt,
-            worker_init_fn,
-            worker_reset_fn,
-            in_order=in_order,
-            timeout=timeout,
-            prefetch_bytes=prefetch_bytes,
-            on_worker_death=on_worker_death,
-            max_restarts=max_restarts,
-            max_workers=max_workers,
-        )
+    num_workers: int | Literal["auto"] = 0
+    worker_prefetch_cnt: int | Literal["auto"] = PREFETCH
+    main_prefetch_cnt: int = 10
+    worker_init_fn: InitFn | None = None
+    worker_reset_fn: ResetFn | None = None
+    _: KW_ONLY
+    in_order: bool = True
+    timeout: float | None = None
+    prefetch_bytes: int = 256 << 20
+    on_worker_death: Literal["raise", "restart"] | None = None
+    max_restarts: int = 3
+    max_workers: int | None = None
 
-    def __repr__(self) -> str:
-        return f"MultiThreadingReadingService(num_workers={self.num_workers!r})"
+    def workplace(self) -> ThisProcess:
+        return ThisProcess()
 
 
 class ThisProcess(Workplace):

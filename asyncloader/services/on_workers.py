@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,63 +73,34 @@ InitFn = Callable[[Any, WorkerInfo], Any]
 ResetFn = Callable[[Any, WorkerInfo, SeedGenerator], Any]
 
 
-class WorkersReadingService(ReadingServiceInterface):
+class WorkersReadingService(ReadingServiceInterface, ABC):
     """Runs a graph in workers, which stay alive between epochs.
 
-    ``workplace`` says where they run. What the parameters mean is said by the services that users
-    make.
+    The services that users make are dataclasses. Each has these parameters as fields, with its own
+    defaults, and says what they mean; ``workplace`` says where its workers run.
     """
 
-    def __init__(
-        self,
-        workplace: Workplace,
-        num_workers: int | Literal["auto"],
-        worker_prefetch_cnt: int | Literal["auto"],
-        main_prefetch_cnt: int,
-        worker_init_fn: InitFn | None,
-        worker_reset_fn: ResetFn | None,
-        *,
-        in_order: bool,
-        timeout: float | None,
-        prefetch_bytes: int,
-        on_worker_death: Literal["raise", "restart"] | None,
-        max_restarts: int,
-        max_workers: int | None,
-    ) -> None:
-        if in_order not in (True, False):
-            raise ValueError(f"in_order must be True or False, got {in_order!r}")
-        if on_worker_death not in ("raise", "restart", None):
-            raise ValueError(
-                f'on_worker_death must be "raise", "restart" or None, got {on_worker_death!r}'
-            )
-        self._workplace = workplace
-        self.num_workers = checked_auto("num_workers", num_workers, at_least=workplace.least)
-        self.worker_prefetch_cnt = checked_auto(
-            "worker_prefetch_cnt", worker_prefetch_cnt, at_least=0
-        )
-        if max_workers is not None:
-            checked_count("max_workers", max_workers, at_least=1)
-            if num_workers != AUTO:
-                raise ValueError('max_workers goes with num_workers="auto"')
-        self.max_workers = max_workers
-        self.chooses_workers = num_workers == AUTO
-        self.main_prefetch_cnt = checked_count("main_prefetch_cnt", main_prefetch_cnt, at_least=0)
-        self.worker_init_fn = (
-            None
-            if worker_init_fn is None
-            else checked_function("worker_init_fn", worker_init_fn, takes=2)
-        )
-        self.worker_reset_fn = (
-            None
-            if worker_reset_fn is None
-            else checked_function("worker_reset_fn", worker_reset_fn, takes=3)
-        )
-        self.in_order = in_order
-        self.timeout = None if timeout is None else checked_seconds("timeout", timeout)
-        self.prefetch_bytes = checked_count("prefetch_bytes", prefetch_bytes, at_least=0)
-        self.on_worker_death = on_worker_death
-        self.max_restarts = checked_count("max_restarts", max_restarts, at_least=0)
-        most = workplace.most if max_workers is None else max_workers
+    num_workers: int | Literal["auto"]
+    worker_prefetch_cnt: int | Literal["auto"]
+    main_prefetch_cnt: int
+    worker_init_fn: InitFn | None
+    worker_reset_fn: ResetFn | None
+    in_order: bool
+    timeout: float | None
+    prefetch_bytes: int
+    on_worker_death: Literal["raise", "restart"] | None
+    max_restarts: int
+    max_workers: int | None
+
+    @abstractmethod
+    def workplace(self) -> Workplace:
+        """Check the parameters that only this service has, and return where the workers run."""
+
+    def __post_init__(self) -> None:
+        self._workplace = workplace = self.workplace()
+        self._check_parameters()
+        self.chooses_workers = self.num_workers == AUTO
+        most = workplace.most if self.max_workers is None else self.max_workers
         self._tuned = TunedWorkers(
             self.num_workers, self.worker_prefetch_cnt, most, workplace.first
         )
@@ -145,6 +117,38 @@ class WorkersReadingService(ReadingServiceInterface):
         self._restarts = 0
         #: A graph and its length, as long as the workers run.
         self._measured: tuple[Any, int] = (None, 0)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_workers={self.num_workers!r})"
+
+    def _check_parameters(self) -> None:
+        """Raise TypeError or ValueError for a wrong parameter, and give each its plain form."""
+        if self.in_order not in (True, False):
+            raise ValueError(f"in_order must be True or False, got {self.in_order!r}")
+        if self.on_worker_death not in ("raise", "restart", None):
+            raise ValueError(
+                f'on_worker_death must be "raise", "restart" or None, got {self.on_worker_death!r}'
+            )
+        least = self._workplace.least
+        self.num_workers = checked_auto("num_workers", self.num_workers, at_least=least)
+        self.worker_prefetch_cnt = checked_auto(
+            "worker_prefetch_cnt", self.worker_prefetch_cnt, at_least=0
+        )
+        if self.max_workers is not None:
+            checked_count("max_workers", self.max_workers, at_least=1)
+            if self.num_workers != AUTO:
+                raise ValueError('max_workers goes with num_workers="auto"')
+        self.main_prefetch_cnt = checked_count(
+            "main_prefetch_cnt", self.main_prefetch_cnt, at_least=0
+        )
+        if self.worker_init_fn is not None:
+            checked_function("worker_init_fn", self.worker_init_fn, takes=2)
+        if self.worker_reset_fn is not None:
+            checked_function("worker_reset_fn", self.worker_reset_fn, takes=3)
+        if self.timeout is not None:
+            self.timeout = checked_seconds("timeout", self.timeout)
+        self.prefetch_bytes = checked_count("prefetch_bytes", self.prefetch_bytes, at_least=0)
+        self.max_restarts = checked_count("max_restarts", self.max_restarts, at_least=0)
 
     async def initialize(self, datapipe: Any) -> Any:
         self._restarts, self._given, self.is_elastic = 0, None, False

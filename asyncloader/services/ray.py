@@ -7,6 +7,7 @@ of one machine, with processes that Ray places on any of a cluster's nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from asyncloader.arguments import checked_seconds
@@ -24,6 +25,7 @@ from asyncloader.workers.actors.engine import ActorEngine
 _UNBOUNDED = 1 << 20
 
 
+@dataclass(eq=False, repr=False)
 class RayReadingService(WorkersReadingService):
     """Run the graph in ``num_workers`` actors of a Ray cluster, which stay alive between epochs.
 
@@ -52,52 +54,35 @@ class RayReadingService(WorkersReadingService):
     RayReadingService(num_workers=4)
     """
 
-    def __init__(
-        self,
-        num_workers: int | Literal["auto"],
-        worker_prefetch_cnt: int | Literal["auto"] = PREFETCH,
-        main_prefetch_cnt: int = 10,
-        worker_init_fn: InitFn | None = None,
-        worker_reset_fn: ResetFn | None = None,
-        *,
-        num_cpus: float = 1,
-        memory: float | None = None,
-        resources: dict[str, float] | None = None,
-        scheduling_strategy: Any = "SPREAD",
-        runtime_env: Any = None,
-        in_order: bool = True,
-        timeout: float | None = 60.0,
-        prefetch_bytes: int = 256 << 20,
-        on_worker_death: Literal["raise", "restart"] = "restart",
-        max_restarts: int = 3,
-        start_timeout: float = 600.0,
-        max_workers: int | None = None,
-    ) -> None:
-        self.start_timeout = checked_seconds("start_timeout", start_timeout)
-        options = {
-            "num_cpus": num_cpus,
-            "memory": memory,
-            "resources": resources,
-            "scheduling_strategy": scheduling_strategy,
-            "runtime_env": runtime_env,
-        }
-        super().__init__(
-            RayCluster(options, self.start_timeout, chooses=num_workers == AUTO),
-            num_workers,
-            worker_prefetch_cnt,
-            main_prefetch_cnt,
-            worker_init_fn,
-            worker_reset_fn,
-            in_order=in_order,
-            timeout=timeout,
-            prefetch_bytes=prefetch_bytes,
-            on_worker_death=on_worker_death,
-            max_restarts=max_restarts,
-            max_workers=max_workers,
-        )
+    num_workers: int | Literal["auto"]
+    worker_prefetch_cnt: int | Literal["auto"] = PREFETCH
+    main_prefetch_cnt: int = 10
+    worker_init_fn: InitFn | None = None
+    worker_reset_fn: ResetFn | None = None
+    _: KW_ONLY
+    num_cpus: float = 1
+    memory: float | None = None
+    resources: dict[str, float] | None = None
+    scheduling_strategy: Any = "SPREAD"
+    runtime_env: Any = None
+    in_order: bool = True
+    timeout: float | None = 60.0
+    prefetch_bytes: int = 256 << 20
+    on_worker_death: Literal["raise", "restart"] = "restart"
+    max_restarts: int = 3
+    start_timeout: float = 600.0
+    max_workers: int | None = None
 
-    def __repr__(self) -> str:
-        return f"RayReadingService(num_workers={self.num_workers!r})"
+    def workplace(self) -> RayCluster:
+        self.start_timeout = checked_seconds("start_timeout", self.start_timeout)
+        options = {
+            "num_cpus": self.num_cpus,
+            "memory": self.memory,
+            "resources": self.resources,
+            "scheduling_strategy": self.scheduling_strategy,
+            "runtime_env": self.runtime_env,
+        }
+        return RayCluster(options, self.start_timeout, chooses=self.num_workers == AUTO)
 
 
 class RayCluster(Workplace):
