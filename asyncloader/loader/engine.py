@@ -30,7 +30,7 @@ from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.graph.walk import breadth_first
-from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
+from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, EpochLife, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.long_waits import LOOKOUT, LongWaits, Since
@@ -370,7 +370,8 @@ class Engine:
         self._leave()
         self._latest_begin = asked = object()
         epoch = self._epoch
-        if self._tuner is None and self.lifecycle.is_ready() and (epoch is None or epoch.is_over):
+        is_over = epoch is None or epoch.life is EpochLife.OVER
+        if self._tuner is None and self.lifecycle.is_ready() and is_over:
             # To ask the private loop to do nothing takes longer than to begin an epoch.
             self._forget(epoch)
         else:

@@ -11,6 +11,7 @@ import asyncio
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Iterator
+from enum import Enum
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -56,14 +57,29 @@ class SettingsChanged(Exception):
     """The rest of the epoch is run with other settings: its iterator has to begin that."""
 
 
+class EpochLife(Enum):
+    """Where an epoch is in its life, and what moves it.
+
+    RUNNING ──▶ CLOSING  the end of a LoopEpoch; ``aclose``, ``abandon`` or ``leave`` before it
+    CLOSING ──▶ OVER     the reading service knows of the end
+    RUNNING ──▶ OVER     the same, of a DirectEpoch that nobody has left
+    """
+
+    RUNNING = "running"
+    CLOSING = "closing"
+    OVER = "over"
+
+
+RUNNING = EpochLife.RUNNING
+
+
 class Epoch(ABC):
     """An epoch that runs, as its loader sees it.
 
     Its iterator calls ``next``, a plain method or a coroutine method.
     """
 
-    #: Whether it has ended, and the reading service knows it.
-    is_over = False
+    life: EpochLife
 
     @property
     @abstractmethod
@@ -136,7 +152,7 @@ class LoopEpoch(Epoch):
         self._items: GraphItems | None = None
         self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_closing = False
+        self.life = RUNNING
         self._is_changing = False
 
     @staticmethod
@@ -151,7 +167,7 @@ class LoopEpoch(Epoch):
         return self._start.cursors if self._items is None else self._items.cursors(passed)
 
     def change_settings(self) -> None:
-        if not self._is_closing:
+        if self.life is RUNNING:
             self._is_changing = True
             if self._items is not None:
                 self._items.let_these_be_the_last()
@@ -160,17 +176,19 @@ class LoopEpoch(Epoch):
 
     def waits_since(self) -> float:
         consumer = self._watching.main
-        is_waiting = not (self.is_over or consumer.resting_since or self._buffer.is_closed())
+        is_over = self.life is EpochLife.OVER
+        is_waiting = not (is_over or consumer.resting_since or self._buffer.is_closed())
         return consumer.working_since if is_waiting else 0.0
 
     def abandon(self) -> None:
-        if self.is_over and self._buffer.is_ended:
+        is_over = self.life is EpochLife.OVER
+        if is_over and self._buffer.is_ended:
             return
         # Nobody takes the items at hand any more: they must not live as long as this.
         self._buffer = ItemBuffer()
         if self._items is not None:
             self._items.drop()
-        if self.is_over:
+        if is_over:
             return
         if self._loop.is_closed():
             self._home.stop()
@@ -183,7 +201,7 @@ class LoopEpoch(Epoch):
         call_soon(self._loop, self._cancel)
 
     async def aclose(self) -> None:
-        if self.is_over or self._loop.is_closed():
+        if self.life is EpochLife.OVER or self._loop.is_closed():
             return
         if not self._loop.is_running():
             # It ends when its loop runs next. Nobody can wait for that here.
@@ -209,7 +227,7 @@ class LoopEpoch(Epoch):
         buffer = self._buffer
         self._home.do_asked()
         # Read before the look for items, as the last of them come before the end.
-        is_over, items = self.is_over, self._items
+        is_over, items = self.life is EpochLife.OVER, self._items
         # An interrupt may have come before items that were taken were let in.
         if buffer.incoming or (items is not None and items.hand_to(buffer)):
             buffer.let_in()
@@ -265,7 +283,7 @@ class LoopEpoch(Epoch):
         finally:
             # A task that is collected after its loop was closed has no loop to wait on.
             if running_loop() is self._loop:
-                self._is_closing = True
+                self.life = EpochLife.CLOSING
                 if not self._home.is_empty():
                     with leaving_time(1):
                         await self._home.aclose()
@@ -284,7 +302,7 @@ class LoopEpoch(Epoch):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step runs none of its own code.
-        if not self.is_over:
+        if self.life is not EpochLife.OVER:
             self._error = LastingError(LoaderClosed(_CLOSED))
             self._finish()
         if not task.cancelled():
@@ -292,7 +310,7 @@ class LoopEpoch(Epoch):
             task.exception()
 
     def _finish(self) -> None:
-        self.is_over = True
+        self.life = EpochLife.OVER
         self._watching.main.end()
         self._consumer.wake()
 
@@ -306,8 +324,8 @@ class LoopEpoch(Epoch):
 
     def _cancel(self) -> None:
         # Only once, and not while it ends by itself: that would disturb the cleanup.
-        if self._task is not None and not self._is_closing:
-            self._is_closing = True
+        if self._task is not None and self.life is RUNNING:
+            self.life = EpochLife.CLOSING
             self._task.cancel()
 
 
@@ -340,7 +358,7 @@ class AsyncEpoch(LoopEpoch):
                 raise StopAsyncIteration
 
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
-        return self._loop is loop and not self.is_over
+        return self._loop is loop and self.life is not EpochLife.OVER
 
     def _hand_over(self, edge: Edge[Any]) -> None:
         super()._hand_over(edge)
@@ -465,7 +483,7 @@ class DirectEpoch(Epoch):
         # Why there is no next item; and how the epoch ended, if it has.
         self._error: LastingError | None = None
         self._end: LastingError | None = None
-        self._is_closed = False
+        self.life = RUNNING
         self._made = 0
         # How many items were made when somebody first saw the consumer wait for the next, and when.
         self._seen_waiting = (-1, 0.0)
@@ -503,7 +521,7 @@ class DirectEpoch(Epoch):
             self._caller.resume()
         try:
             item = next(self._iterator)
-            if self._is_closed:
+            if self.life is not RUNNING:
                 self._close_items()
             self._made += 1
             self._history.passed(self._made)
@@ -521,7 +539,7 @@ class DirectEpoch(Epoch):
             self._close_items()
             if not self._lifecycle.end_epoch_here(self._tree):
                 self._thread.call(lambda: self._lifecycle.end_epoch(self._tree))
-            self.is_over = True
+            self.life = EpochLife.OVER
             raise
 
     def cursors(self, passed: int) -> Cursors:
@@ -531,7 +549,7 @@ class DirectEpoch(Epoch):
         # Nothing is noted for each item, so a wait is as old as the first look at it.
         with present_frames() as frames:
             place = self._caller.place(self._watching.owners(), frames)
-        if self.is_over or place == OUTSIDE:
+        if self.life is EpochLife.OVER or place == OUTSIDE:
             self._seen_waiting = (-1, 0.0)
         elif self._seen_waiting[0] != self._made:
             self._seen_waiting = (self._made, perf_counter())
@@ -543,7 +561,7 @@ class DirectEpoch(Epoch):
         self._caller.begin_if_due()
 
     def change_settings(self) -> None:
-        if self._error is None and not self._is_closed:
+        if self._error is None and self.life is RUNNING:
             self._error = LastingError(SettingsChanged())
 
     async def aclose(self) -> None:
@@ -560,7 +578,8 @@ class DirectEpoch(Epoch):
             work.close()
 
     def leave(self) -> None:
-        self._is_closed = True
+        if self.life is RUNNING:
+            self.life = EpochLife.CLOSING
         self._watching.main.end()
         # A thread that is inside the generators closes them when it comes out.
         if not getattr(self._iterator, "gi_running", False):

@@ -24,7 +24,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.running.run_place import Home
 from asyncloader.errors import ConcurrentIterationError, ForkedError, LoaderClosed
-from asyncloader.loader.epoch import GraphItems, LoopEpoch
+from asyncloader.loader.epoch import EpochLife, GraphItems, LoopEpoch
 from asyncloader.transport.code import dumps_code
 from asyncloader.waiting import call_soon
 from tests.collecting import drain, drain_async
@@ -709,7 +709,9 @@ def test_an_epoch_that_ends_while_the_consumer_looks_for_items_has_them(monkeypa
     def late(home):
         do_asked(home)
         epoch, end = sys._getframe(1).f_locals.get("self"), time.monotonic() + 5
-        while isinstance(epoch, LoopEpoch) and not epoch.is_over and time.monotonic() < end:
+        while isinstance(epoch, LoopEpoch) and time.monotonic() < end:
+            if epoch.life is EpochLife.OVER:
+                break
             time.sleep(0.001)
 
     monkeypatch.setattr(Home, "do_asked", late)
