@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from time import thread_time
 from typing import Annotated, Any, TypeVar
 
@@ -113,6 +114,42 @@ def _taken(start: SplitStart) -> int:
     return start.taken
 
 
+class BranchLife(Enum):
+    """Where a branch is in the pass that it shares with others, and what moves it.
+
+    ABSENT ───▶ READING  ``join``: its reader begins
+    READING ──▶ LEFT     ``leave``: its reader is done; to read it again begins a new pass
+    ABSENT ───▶ AWAITED  the pass resumes, where the branch had left ahead of its reader
+    ABSENT ───▶ GONE     the pass resumes, where the branch had left and its reader knew it
+    AWAITED ──▶ READING  ``join``: until then it holds up nobody who runs ahead
+    GONE ─────▶ READING  ``join``, of a reader that resumes it: there is nothing to come
+    """
+
+    ABSENT = "absent"
+    READING = "reading"
+    LEFT = "left"
+    AWAITED = "awaited"
+    GONE = "gone"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the branch gets no more items."""
+        return self in (BranchLife.LEFT, BranchLife.GONE)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the branch has been in the pass, or had left before it."""
+        return self not in (BranchLife.ABSENT, BranchLife.AWAITED)
+
+
+ABSENT, READING, LEFT, AWAITED, GONE = BranchLife
+
+
+def _nobodys_queue() -> deque[Any]:
+    """Return the queue of a branch that gets no more items: it keeps nothing."""
+    return deque(maxlen=0)
+
+
 class SplitPass(Pass[T]):
     """One pass over a splitter: the items taken, the branches' queues, and who is reading.
 
@@ -138,16 +175,14 @@ class SplitPass(Pass[T]):
         self._others: Cursors = {}
         # Branches that called ``expect``. Another thread may act between ``join`` and that.
         self._settled: set[int] = set()
-        #: Branches that had finished where this pass resumes.
+        #: Where each branch is.
+        self._lives = [ABSENT] * split.num_instances
+        #: Branches that were gone where this pass resumes, also if they joined again.
         self._gone: set[int] = set()
-        #: Branches that had left ahead of their readers, and have not joined again yet.
-        self._awaited: set[int] = set()
         self._wanted_from = [0] * split.num_instances
         self._pace = Pace()
         #: Whether drawing has begun.
         self._is_drawing = False
-        self.joined: set[int] = set()
-        self.left: set[int] = set()
         self.at_end = False
         self.is_invalid = False
         self._errors: dict[int, LastingError] = {}
@@ -159,32 +194,34 @@ class SplitPass(Pass[T]):
     def join(self, index: int, *, resumes: bool = False) -> bool:
         """Let a branch join the pass; False if it has missed items, so that it needs a new one."""
         with self._drawing:
-            if self.is_invalid or index in self.joined:
+            life = self._lives[index]
+            if self.is_invalid or life in (READING, LEFT):
                 return False
             # A resumed branch that had finished needs no items, so it may join again.
-            if index in self.left and not (resumes and index in self._gone):
+            if life is GONE and not resumes:
                 return False
             if self._wanted_from[index] and not resumes:
-                if self.at_end or self.joined <= self.left:
+                if self.at_end or READING not in self._lives:
                     # Its reader begins another round.
                     return False
                 raise SnapshotError(
                     f"the state does not fit the graph: it says where a branch of {self.split!r}"
                     " was, but not where the pipe was that reads it"
                 )
-            self.left.discard(index)
-            self._awaited.discard(index)
-            self.joined.add(index)
+            self._lives[index] = READING
+            if life is GONE:
+                self.queues[index] = deque()
             return True
 
     def is_open_to(self, index: int) -> bool:
         """Whether drawing has begun and the branch was not in this pass, nor before it resumed."""
-        is_new = index not in self.joined | self.left and not self._wanted_from[index]
+        is_new = not self._lives[index].has_begun and not self._wanted_from[index]
         return self._is_drawing and is_new and not self.is_invalid
 
     def begun(self) -> set[int]:
         """Return the branches that have been in this pass or an earlier one of the epoch."""
-        return self.joined | self.left | self._begun_before
+        begun = {index for index, life in enumerate(self._lives) if life.has_begun}
+        return begun | self._begun_before
 
     def next_of(self, index: int) -> T:
         """Return a branch's next item; raise StopIteration at its end."""
@@ -211,13 +248,14 @@ class SplitPass(Pass[T]):
         """Return a branch's position, and a start from which the pass can be made again."""
         with self._drawing:
             start = self._latest_start()
+            left = self._left()
             return vars(
                 Branching(
                     splitter=number_of(self.split),
                     index=index,
                     yielded=self.yielded_by(index),
-                    left=sorted(self.left),
-                    gone=sorted(self._gone & self.left),
+                    left=sorted(left),
+                    gone=sorted(self._gone & left),
                     taken=start.taken,
                     given=list(start.given),
                     above=[[number, cursor] for number, cursor in start.cursors.items()],
@@ -259,10 +297,14 @@ class SplitPass(Pass[T]):
         left = {index for cursor in cursors.values() for index in cursor["left"]}
         gone = {index for cursor in cursors.values() for index in cursor["gone"]} - cursors.keys()
         gone |= {index for index in left & cursors.keys() if index in cursors[index]["left"]}
-        gone -= self.joined
-        self._gone |= gone
-        self.left |= gone
-        self._awaited |= left - gone - self.joined
+        for index in left | gone:
+            if self._lives[index].has_begun:
+                continue
+            self._lives[index] = AWAITED
+            if index in gone:
+                self._lives[index] = GONE
+                self._gone.add(index)
+                self.queues[index] = _nobodys_queue()
         for index in cursors.keys() - self._expected.keys():
             cursor = cursors[index]
             above = dict(cursor["above"])
@@ -276,9 +318,9 @@ class SplitPass(Pass[T]):
         For a branch that comes later the source stays open: if it were read again, it could
         yield other items.
         """
-        self.left.add(index)
-        self.queues[index].clear()
-        if len(self.left) == self.split.num_instances:
+        self._lives[index] = LEFT
+        self.queues[index] = _nobodys_queue()
+        if all(life.is_over for life in self._lives):
             self.close_source()
 
     def close_source(self) -> None:
@@ -299,7 +341,7 @@ class SplitPass(Pass[T]):
     def _draw_for(self, index: int) -> None:
         if index in self._errors:
             raise self._errors[index].again()
-        if self.at_end or index in self.left:
+        if self.at_end or self._lives[index].is_over:
             raise StopIteration
         try:
             draw_for_all(self._draws)
@@ -320,8 +362,7 @@ class SplitPass(Pass[T]):
                 for item in items:
                     for taker in split.takers(item, self.taken, function):
                         self.given[taker] += 1
-                        is_wanted = self.given[taker] > self._wanted_from[taker]
-                        if is_wanted and taker not in self.left:
+                        if self.given[taker] > self._wanted_from[taker]:
                             queues[taker].append(item)
                     self.taken += 1
                     # Only the queues may keep the item alive.
@@ -346,7 +387,7 @@ class SplitPass(Pass[T]):
     def _first_start(self) -> SplitStart:
         """Return the latest start that no branch is behind."""
         # A branch that had finished is behind nothing, even if it joined again.
-        present = set(range(self.split.num_instances)) - self.left - self._gone
+        present = set(range(self.split.num_instances)) - self._left() - self._gone
         if not present <= self._expected.keys():
             return self._starts[0]
         if not present:
@@ -370,7 +411,7 @@ class SplitPass(Pass[T]):
         return starts[0]
 
     def _all_are_past(self, start: SplitStart) -> bool:
-        present = set(range(self.split.num_instances)) - self.left
+        present = set(range(self.split.num_instances)) - self._left()
         return all(start.given[index] <= self.yielded_by(index) for index in present)
 
     def yielded_by(self, index: int) -> int:
@@ -380,8 +421,11 @@ class SplitPass(Pass[T]):
     def _check_room(self, index: int) -> None:
         size = self.split.buffer_size
         # Items for branches that were further before the resume were not counted then either.
-        counted = set(range(self.split.num_instances)) - self._awaited - {index}
-        others = (len(self.queues[place]) for place in counted)
+        others = [
+            len(queue)
+            for place, queue in enumerate(self.queues)
+            if place != index and self._lives[place] is not AWAITED
+        ]
         if size == -1 or self.split.held(others) <= size:
             return
         # The branch that ran ahead fails for good. Its items still count as waiting, so the
@@ -394,6 +438,10 @@ class SplitPass(Pass[T]):
         )
         self._overrun[index] = LastingError(overrun)
         raise overrun
+
+    def _left(self) -> set[int]:
+        """Return the branches that get no more items."""
+        return {index for index, life in enumerate(self._lives) if life.is_over}
 
     def _close(self) -> None:
         close_items(self._draws)

@@ -70,7 +70,7 @@ class EpochLife(Enum):
     OVER = "over"
 
 
-RUNNING = EpochLife.RUNNING
+RUNNING, CLOSING, OVER = EpochLife
 
 
 class Epoch(ABC):
@@ -176,12 +176,12 @@ class LoopEpoch(Epoch):
 
     def waits_since(self) -> float:
         consumer = self._watching.main
-        is_over = self.life is EpochLife.OVER
+        is_over = self.life is OVER
         is_waiting = not (is_over or consumer.resting_since or self._buffer.is_closed())
         return consumer.working_since if is_waiting else 0.0
 
     def abandon(self) -> None:
-        is_over = self.life is EpochLife.OVER
+        is_over = self.life is OVER
         if is_over and self._buffer.is_ended:
             return
         # Nobody takes the items at hand any more: they must not live as long as this.
@@ -201,7 +201,7 @@ class LoopEpoch(Epoch):
         call_soon(self._loop, self._cancel)
 
     async def aclose(self) -> None:
-        if self.life is EpochLife.OVER or self._loop.is_closed():
+        if self.life is OVER or self._loop.is_closed():
             return
         if not self._loop.is_running():
             # It ends when its loop runs next. Nobody can wait for that here.
@@ -227,7 +227,7 @@ class LoopEpoch(Epoch):
         buffer = self._buffer
         self._home.do_asked()
         # Read before the look for items, as the last of them come before the end.
-        is_over, items = self.life is EpochLife.OVER, self._items
+        is_over, items = self.life is OVER, self._items
         # An interrupt may have come before items that were taken were let in.
         if buffer.incoming or (items is not None and items.hand_to(buffer)):
             buffer.let_in()
@@ -283,7 +283,7 @@ class LoopEpoch(Epoch):
         finally:
             # A task that is collected after its loop was closed has no loop to wait on.
             if running_loop() is self._loop:
-                self.life = EpochLife.CLOSING
+                self.life = CLOSING
                 if not self._home.is_empty():
                     with leaving_time(1):
                         await self._home.aclose()
@@ -302,7 +302,7 @@ class LoopEpoch(Epoch):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step runs none of its own code.
-        if self.life is not EpochLife.OVER:
+        if self.life is not OVER:
             self._error = LastingError(LoaderClosed(_CLOSED))
             self._finish()
         if not task.cancelled():
@@ -310,7 +310,7 @@ class LoopEpoch(Epoch):
             task.exception()
 
     def _finish(self) -> None:
-        self.life = EpochLife.OVER
+        self.life = OVER
         self._watching.main.end()
         self._consumer.wake()
 
@@ -325,7 +325,7 @@ class LoopEpoch(Epoch):
     def _cancel(self) -> None:
         # Only once, and not while it ends by itself: that would disturb the cleanup.
         if self._task is not None and self.life is RUNNING:
-            self.life = EpochLife.CLOSING
+            self.life = CLOSING
             self._task.cancel()
 
 
@@ -358,7 +358,7 @@ class AsyncEpoch(LoopEpoch):
                 raise StopAsyncIteration
 
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
-        return self._loop is loop and self.life is not EpochLife.OVER
+        return self._loop is loop and self.life is not OVER
 
     def _hand_over(self, edge: Edge[Any]) -> None:
         super()._hand_over(edge)
@@ -539,7 +539,7 @@ class DirectEpoch(Epoch):
             self._close_items()
             if not self._lifecycle.end_epoch_here(self._tree):
                 self._thread.call(lambda: self._lifecycle.end_epoch(self._tree))
-            self.life = EpochLife.OVER
+            self.life = OVER
             raise
 
     def cursors(self, passed: int) -> Cursors:
@@ -549,7 +549,7 @@ class DirectEpoch(Epoch):
         # Nothing is noted for each item, so a wait is as old as the first look at it.
         with present_frames() as frames:
             place = self._caller.place(self._watching.owners(), frames)
-        if self.life is EpochLife.OVER or place == OUTSIDE:
+        if self.life is OVER or place == OUTSIDE:
             self._seen_waiting = (-1, 0.0)
         elif self._seen_waiting[0] != self._made:
             self._seen_waiting = (self._made, perf_counter())
@@ -579,7 +579,7 @@ class DirectEpoch(Epoch):
 
     def leave(self) -> None:
         if self.life is RUNNING:
-            self.life = EpochLife.CLOSING
+            self.life = CLOSING
         self._watching.main.end()
         # A thread that is inside the generators closes them when it comes out.
         if not getattr(self._iterator, "gi_running", False):
