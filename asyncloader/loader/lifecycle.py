@@ -21,6 +21,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Future
+from enum import Enum
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.base import is_pipe
@@ -81,11 +82,36 @@ class Beginning(NamedTuple):
     task: asyncio.Task[Any] | None
 
 
+class LoaderLife(Enum):
+    """Where a loader is in its life, as its service knows it, and what moves it.
+
+    NEW ──────▶ STARTED   ``start``: the service has returned the graph to iterate
+    STARTED ──▶ IN_EPOCH  ``begin_epoch``: it no longer is where its state was
+    IN_EPOCH ─▶ BETWEEN   ``end_epoch``: the service was told, by the first who notices the end
+    BETWEEN ──▶ IN_EPOCH  ``begin_epoch``
+    BETWEEN ──▶ NEW       ``start``, when another state was loaded: the service is finalized
+    STARTED ──▶ NEW       the same
+
+    ``aclose`` moves it to BETWEEN if it is IN_EPOCH, and from wherever it is then nothing starts.
+    """
+
+    NEW = "new"
+    STARTED = "started"
+    IN_EPOCH = "in an epoch"
+    BETWEEN = "between epochs"
+
+
+NEW, STARTED, IN_EPOCH, BETWEEN = LoaderLife
+
+
 class Lifecycle:
     """Starts a service on a graph, begins its epochs one by one, and finalizes it."""
 
     def __init__(self, service: ReadingServiceInterface) -> None:
+        self.life = NEW
+        #: The graph that the service returned; None while this is NEW.
         self.adapted: Any = None
+        #: Whether nothing may start any more.
         self.is_closed = False
         #: The seed that a service gave the present epoch in place of its own, or None.
         self.adopted_seed: int | None = None
@@ -107,16 +133,13 @@ class Lifecycle:
         self._graph: Graph | None = None
         # The pipes of the graph before any service changed it.
         self._given: Sequence[Any] = ()
-        # The state that the service is to start from, and the one it has started from. It stands
-        # there until it begins an epoch.
+        # The state that the service is to start from, and the one it has started from.
         self._service_state: bytes | None = None
         self._started_from: bytes | None = None
-        self._has_left_start = False
         self._service = service
         self._calls = ServiceCalls(service)
         # Loops of several threads may want to start the service.
         self._starting = CrossLoopLock()
-        self._epoch_open = False
         # An epoch that was left is ended by one loop, and another may want to begin the next.
         self._ending = CrossLoopLock()
         #: What starts the service or begins an epoch at the moment, and since when; None if nobody.
@@ -133,7 +156,7 @@ class Lifecycle:
         """
         if service_state is not None:
             self._calls.check(service_state)
-            if self._has_left_start:
+            if self.life in (IN_EPOCH, BETWEEN):
                 self._started_from = None
         self._service_state = service_state
 
@@ -176,21 +199,21 @@ class Lifecycle:
     @property
     def is_started(self) -> bool:
         """Whether the service has started, and from the state that it was to start from."""
-        return self.adapted is not None and self._started_from == self._service_state
+        return self.life is not NEW and self._started_from == self._service_state
 
     @property
     def is_outdated(self) -> bool:
         """Whether the service started before it was given the state to start from."""
-        return self.adapted is not None and self._started_from != self._service_state
+        return self.life is not NEW and self._started_from != self._service_state
 
     @property
     def is_begun(self) -> bool:
         """Whether the service is starting or has started."""
-        return self.adapted is not None or self._starting.is_held()
+        return self.life is not NEW or self._starting.is_held()
 
     def needs_finalize(self) -> bool:
         """Whether the service holds something that it has not released yet."""
-        return self.adapted is not None and not self.is_closed and self._service.needs_finalize()
+        return self.life is not NEW and not self.is_closed and self._service.needs_finalize()
 
     def length(self, datapipe: Any) -> int:
         """Return how many items an epoch of a graph has; TypeError if that is not known yet."""
@@ -229,7 +252,7 @@ class Lifecycle:
 
     def is_ready(self) -> bool:
         """Whether an epoch can begin, and nothing has to be done before."""
-        is_between = not self._epoch_open and not self._ending.is_held()
+        is_between = self.life is not IN_EPOCH and not self._ending.is_held()
         is_usable = self.is_started and not self.is_closed
         return is_usable and is_between and self._service.adjustable() is None
 
@@ -239,7 +262,7 @@ class Lifecycle:
             await self.start()
             await self.end_epoch()
             await self.adjust()
-        self._epoch_open = True
+        self.life = IN_EPOCH
         try:
             with self._beginning():
                 return await self._begin(start)
@@ -273,21 +296,21 @@ class Lifecycle:
         """
         if not (self._service.begins_and_ends_at_once() and self.is_ready()):
             return None
-        self._epoch_open = True
+        self.life = IN_EPOCH
         try:
             return finished_at_once(
                 self._begin(start), f"{self._service!r} has to wait for something"
             )
         except BaseException:
-            self._epoch_open = False
+            self.life = BETWEEN
             raise
 
     def end_epoch_here(self, tree: RunTree) -> bool:
         """End the epoch of ``tree`` in the present thread; False if it has to be on a loop."""
         if not self._service.begins_and_ends_at_once():
             return False
-        if tree is self._tree:
-            self._epoch_open = False
+        if tree is self._tree and self.life is IN_EPOCH:
+            self.life = BETWEEN
         return True
 
     async def end_epoch(self, tree: RunTree | None = None) -> None:
@@ -296,8 +319,8 @@ class Lifecycle:
         When this returns the service knows it, whoever told it first.
         """
         async with self._ending.held():
-            if self._epoch_open and tree in (None, self._tree):
-                self._epoch_open = False
+            if self.life is IN_EPOCH and tree in (None, self._tree):
+                self.life = BETWEEN
                 await self._calls.finalize_iteration()
 
     def pause(self) -> None:
@@ -323,7 +346,7 @@ class Lifecycle:
             with leaving_time(1):
                 await self.end_epoch()
         finally:
-            if self.adapted is not None:
+            if self.life is not NEW:
                 await self._calls.finalize()
 
     def _set_paused(self, is_paused: bool) -> None:
@@ -347,7 +370,7 @@ class Lifecycle:
             await self._calls.verify(Facts(facts, workers, in_order))
             # A close that came meanwhile has found nothing to finalize.
             self._check_open()
-            self.adapted, self._started_from, self._has_left_start = adapted, state, False
+            self.adapted, self._started_from, self.life = adapted, state, STARTED
             self._records = any(map(is_recording, pipes_of(adapted)))
             self._is_to_record = any(isinstance(pipe, Numbering) for pipe in graph.pipes)
             self._has_to_record = unrepeatable(graph) is not None
@@ -366,7 +389,7 @@ class Lifecycle:
             await self.end_epoch()
             await bounded(self._calls.finalize)
         finally:
-            self.adapted = self._started_from = None
+            self.life, self.adapted, self._started_from = NEW, None, None
 
     async def _adapted(self, datapipe: Any, state: bytes | None) -> Any:
         if state is None:
@@ -380,7 +403,6 @@ class Lifecycle:
             ) from error
 
     async def _begin(self, start: EpochStart) -> Edge[Any]:
-        self._has_left_start = True
         seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         self.adopted_seed = seed_generator.adopted
