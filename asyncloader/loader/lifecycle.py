@@ -368,14 +368,14 @@ class Lifecycle:
             adapted = await self._adapted(graph.end, state)
             workers, in_order = self._service.worker_count(), self._service.is_in_order()
             await self._calls.verify(Facts(facts, workers, in_order))
-            # A close that came meanwhile has found nothing to finalize.
-            self._check_open()
-            self.adapted, self._started_from, self.life = adapted, state, STARTED
             self._records = any(map(is_recording, pipes_of(adapted)))
             self._is_to_record = any(isinstance(pipe, Numbering) for pipe in graph.pipes)
             self._has_to_record = unrepeatable(graph) is not None
             if self._has_to_record and not self._records:
                 raise LoaderError(_NOT_RECORDED)
+            # A close that came meanwhile has found nothing to finalize.
+            self._check_open()
+            self.adapted, self._started_from, self.life = adapted, state, STARTED
         except BaseException as failure:
             # Undo what was done, so that the start may be tried again.
             try:

@@ -19,6 +19,7 @@ from asyncloader import (
     WorkerStartupError,
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.errors import LoaderError
 from asyncloader.graph.walk import Graph
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.places.states import EpochSeeds
@@ -715,3 +716,27 @@ def test_an_epoch_that_could_not_begin_is_begun_again():
         assert list(loader) == [0, 1, 2]
     first, again, second = SEEDS_TAKEN
     assert first == again != second
+
+
+class TakesOut(InProcessReadingService):
+    """Returns another graph than it was given."""
+
+    def __init__(self):
+        self.finalized = 0
+
+    async def initialize(self, datapipe):
+        return IterableWrapper(range(4))
+
+    async def finalize(self):
+        self.finalized += 1
+
+
+def test_a_service_that_takes_out_what_records_is_refused_at_every_start():
+    graph = IterableWrapper(range(4)).filter(bool, repeatable=False)
+    loader = DataLoader2(graph, reading_service=TakesOut())
+    for starts in (1, 2):
+        with pytest.raises(LoaderError, match="let it keep the pipes that it is given"):
+            list(loader)
+        assert loader.reading_service.finalized == starts
+    loader.shutdown()
+    assert loader.reading_service.finalized == 2
