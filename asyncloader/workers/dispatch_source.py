@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
@@ -41,7 +41,13 @@ DEALT_CREDITS = 10
 
 
 class Supply:
-    """The worker's end of its channel to the dispatching process."""
+    """The worker's end of its channel to the dispatching process.
+
+    The worker asks for more, by credits, when it has opened all that has come.
+    """
+
+    #: How many credits a worker grants in advance.
+    ahead = DEALT_CREDITS
 
     def __init__(self, channel: BlockingEnd) -> None:
         self._channel = channel
@@ -49,6 +55,8 @@ class Supply:
         #: Frames that were received and not opened yet. Those of an epoch that was left must
         #: be opened too, because they announce shared memory.
         self._arrived: deque[Frame] = deque()
+        #: How many credits were used that are not granted again yet.
+        self._used = 0
 
     def close(self) -> None:
         """Close the channel, and give the shared memory back."""
@@ -59,21 +67,25 @@ class Supply:
 
     def items(self, epoch: int) -> Iterator[Any]:
         """Yield the items dealt to this worker in an epoch; raise Stopped if the epoch is left."""
-        self._grant(epoch, DEALT_CREDITS)
-        used = 0
+        self._grant(epoch, self.ahead)
+        self._used = 0
         while True:
             if not self._arrived:
-                self._grant(epoch, used)
+                self._grant(epoch, self._used)
                 self._receive()
-                used = 0
+                self._used = 0
             frame = self._arrived.popleft()
             if frame.kind == FrameKind.ITEMS:
-                refused = self._decoder.refused
-                cost, items = self._dealt(frame, epoch)
-                used += cost
-                yield from items if self._decoder.refused == refused else _up_to_refused(items)
+                yield from self._opened(frame, epoch)
             elif self._is_end(frame, epoch):
                 return
+
+    def _opened(self, frame: Frame, epoch: int) -> Iterable[Any]:
+        """Return a frame's items."""
+        refused = self._decoder.refused
+        cost, items = self._dealt(frame, epoch)
+        self._used += cost
+        return items if self._decoder.refused == refused else _up_to_refused(items)
 
     def _receive(self) -> None:
         """Wait until there are frames to open."""
@@ -230,23 +242,18 @@ FED_CREDITS = 2
 
 
 class FedSupply(Supply):
-    """The worker's end of the channel over which the loader feeds it, item by item."""
+    """The worker's end of the channel over which the loader feeds it, item by item.
 
-    def items(self, epoch: int) -> Iterator[Any]:
-        self._grant(epoch, FED_CREDITS)
-        while True:
-            if not self._arrived:
-                self._grant(epoch, 0)
-                self._receive()
-            frame = self._arrived.popleft()
-            if frame.kind == FrameKind.ITEMS:
-                for item in self._fed(self._dealt(frame, epoch)[1]):
-                    # Ask for another item while the worker works on this one.
-                    self._grant(epoch, 1)
-                    yield item
-                    del item
-            elif self._is_end(frame, epoch):
-                return
+    The worker asks for another item when it begins one.
+    """
+
+    ahead = FED_CREDITS
+
+    def _opened(self, frame: Frame, epoch: int) -> Iterator[Any]:
+        for item in self._fed(self._dealt(frame, epoch)[1]):
+            self._grant(epoch, 1)
+            yield item
+            del item
 
     def _fed(self, key_and_item: list[Any]) -> list[Any]:
         """Return the item of a frame; if it cannot be read, the error goes to its request."""
