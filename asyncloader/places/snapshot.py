@@ -393,8 +393,9 @@ def _tensor(dtype: str, shape: list[int], data: bytes) -> Any:
     import torch
 
     kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype):
-        raise ValueError(f"{dtype!r} is not a dtype")
+    # How the numbers of a quantized one are meant, its bytes do not say.
+    if not isinstance(kind, torch.dtype) or dtype.startswith("q"):
+        raise ValueError(f"{dtype!r} is not a dtype of numbers")
     if type(shape) is not list or any(type(size) is not int or size < 0 for size in shape):
         raise ValueError("a tensor's shape is a list of numbers of at least 0")
     if math.prod(shape) * kind.itemsize != len(data):
@@ -438,8 +439,8 @@ def _check_plain(value: Any, name: str, depth: int, left: int) -> int:
     if type(value) not in (list, tuple, dict):
         raise SnapshotError(
             f"{name} holds a {type(value).__qualname__}, but a state may only hold plain data:"
-            " None, bool, int, float, str, bytes, tensors, arrays, and lists, tuples and dicts of"
-            " those"
+            " None, bool, int, float, str, bytes, tensors that are not quantized, arrays, and"
+            " lists, tuples and dicts of those"
         )
     if depth == 0:
         raise SnapshotError(f"{name} is nested more than {MAX_DEPTH} levels deep")
@@ -451,10 +452,11 @@ def _check_plain(value: Any, name: str, depth: int, left: int) -> int:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether something is a tensor; nobody has one without having imported torch."""
-    torch = sys.modules.get("torch")
+    """Whether something is a tensor of numbers; nobody has one without having imported torch."""
+    torch: Any = sys.modules.get("torch")
     # Another thread may be in the middle of importing it.
-    return torch is not None and type(value) is getattr(torch, "Tensor", None)
+    is_one = torch is not None and type(value) is getattr(torch, "Tensor", None)
+    return is_one and not getattr(value, "is_quantized")  # noqa: B009 - it has one
 
 
 def is_array(value: object) -> bool:

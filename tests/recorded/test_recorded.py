@@ -660,6 +660,18 @@ def test_kept_results_may_be_tensors_and_arrays_and_others_are_refused_by_name()
     found["b"][0, 0] = 7
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_tensor_is_refused_by_name():
+    torch = pytest.importorskip("torch")
+    graph = IterableWrapper(range(1)).map(
+        lambda _: torch.empty(2, dtype=torch.qint8), repeatable=False, keep_results=True
+    )
+    with DataLoader2(graph, acknowledge=True) as loader:
+        list(loader)
+        with pytest.raises(SnapshotError, match=r"a Tensor, but .* that are not quantized"):
+            loader.state_dict(include_datapipe=False)
+
+
 def test_results_are_kept_only_of_single_items_and_of_functions_that_do_not_repeat():
     with pytest.raises(ValueError, match="keep_results=True goes with repeatable=False"):
         IterableWrapper([1]).map(same, keep_results=True)
