@@ -58,6 +58,8 @@ class UnBatcher(Expander[T]):
     [1, 2, 3]
     """
 
+    can_keep_parts = True
+
     def __init__(self, datapipe: Iterable[Any], unbatch_level: int = 1) -> None:
         super().__init__(datapipe)
         self.unbatch_level = checked_count("unbatch_level", unbatch_level, at_least=-1)
@@ -95,10 +97,17 @@ class FlatMapper(Expander[T]):
     rest, and a function ``on_error(error, item)`` returns the rest in its place. More than
     ``max_errors`` of them in one pass (and one worker) raise ``TooManyErrors``.
 
+    With ``repeatable=False`` the function may give other items the next time: what became
+    of each is recorded from here on, so that a state resumes exactly. All items of one call are
+    then made at once, and kept until the last of them was delivered: a state has them, as plain
+    data, and the function is not called again for them.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2]).flatmap(lambda n: [n] * n))
     [1, 2, 2]
     """
+
+    can_keep_parts = True
 
     def __init__(
         self,
@@ -108,8 +117,10 @@ class FlatMapper(Expander[T]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> None:
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
+        self.repeatable = repeatable
         self.fn = itself if fn is None else checked_function("fn", fn)
         self.input_col = input_col
         self._expand = expanding(fn, input_col)

@@ -212,6 +212,7 @@ class IterFluent(Generic[T_co]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[U]: ...
     @overload
     def flatmap(
@@ -220,6 +221,7 @@ class IterFluent(Generic[T_co]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[U]: ...
     @overload
     def flatmap(
@@ -228,10 +230,15 @@ class IterFluent(Generic[T_co]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[U]: ...
     @overload
     def flatmap(
-        self: IterFluent[Iterable[U]], *, on_error: OnError = "raise", max_errors: int | None = None
+        self: IterFluent[Iterable[U]],
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[U]: ...
     @overload
     def flatmap(
@@ -241,6 +248,7 @@ class IterFluent(Generic[T_co]):
         *,
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        repeatable: bool = True,
     ) -> IterDataPipe[Any]: ...
     def flatten(self, indices: Hashable | list[Hashable] | None = None) -> IterDataPipe[Any]: ...
     def fork(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from types import CoroutineType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, is_pipe
@@ -602,6 +602,9 @@ class Expander(Pipe[T]):
     """
 
     State = Expanded
+
+    #: Whether the parts of an item can be made at once and kept, where they cannot be made again.
+    can_keep_parts: ClassVar[bool] = False
 
     def __init__(
         self, datapipe: Iterable[Any], *, on_error: OnError = "raise", max_errors: int | None = None

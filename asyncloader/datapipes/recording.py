@@ -18,7 +18,7 @@ of them are in each frame and which it has left out (``Telling``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
@@ -53,6 +53,7 @@ from asyncloader.datapipes.settled import (
     elements_of,
 )
 from asyncloader.errors import SnapshotError
+from asyncloader.safe_error_text import repr_of
 
 
 class NumberedItem(Envelope):
@@ -162,6 +163,8 @@ class Numbering(Stage):
         self.is_copied = is_replicable(first)
         #: Whether it runs in a worker, which tells the loader what becomes of each item.
         self.tells = False
+        #: The pipe that keeps the parts it has made, by its number, or None.
+        self.keeper: int | None = None
 
     def tell(self) -> None:
         """Let a worker tell the loader what becomes of each item."""
@@ -192,26 +195,28 @@ class NumberingPass(StagePass):
 
     def _begin(self) -> None:
         tree, state = self.edge.tree, self.state
-        settled = state.numbers()
+        settled, pending = state.numbers(), state.pending()
         self.ledger = (
-            Telling(settled, tree.tell)
+            Telling(settled, pending, tree.tell)
             if self.pipe.tells
             else Ledger(
                 tree.settled_items,
                 [settled],
                 state.left_out,
                 reader=self.pipe.reader,
-                pending=state.pending(),
+                pending=pending,
             )
         )
         self._next = state.frontier
-        # Settled numbers that will be read again, and the first after them.
+        # Numbers that will be read again and are not handed on, and the first after them: those
+        # that are settled, and those whose parts were made.
         self._known = state.numbers()
-        self._known_before = settled.end
+        self._made = {number for pipe, number, _ in pending.kept if pipe == self.pipe.keeper}
+        self._known_before = max(settled.end, 1 + max(self._made, default=-1))
 
     def made_of(self, item: Any) -> Any:
         number, self._next = self._next, self._next + 1
-        if number < self._known_before and number in self._known:
+        if number < self._known_before and (number in self._known or number in self._made):
             return NOTHING
         return NumberedItem(number, item, self.ledger)
 
@@ -220,13 +225,14 @@ class NumberingPass(StagePass):
 
     def place(self) -> Cursors:
         """Return where the section and its source are."""
-        [settled], left_out = self.ledger.state()
-        state = Recorded.of(settled, left_out, self.ledger.pending())
+        [settled], left_out, pending = self.ledger.state()
+        state = Recorded.of(settled, left_out, pending)
         return {**self.source.place(state.frontier), self.pipe.number: state.saved()}
 
     def leave_out_rest(self, items: int, reason: str) -> None:
         """Settle what was read and will not come, after the end; so many items were delivered."""
-        self.ledger.leave_out_rest(items, range(self.ledger.frontier(), self._next), reason)
+        read = {*range(self.ledger.frontier(), self._next), *self._made}
+        self.ledger.leave_out_rest(items, sorted(read), reason)
 
     def source_place(self) -> tuple[int, Cursors]:
         """Return the lowest number that is not settled, and where the source was then or before."""
@@ -307,8 +313,16 @@ class Around(Stage):
 class Expanding(Around):
     """Runs an ``Expander`` on numbered items: each part has its item's number, and its own.
 
-    Not on items that were made of several: those will be put together in another way.
+    Not on items that were made of several: those will be put together in another way. Where an
+    item's parts would be others the next time, it keeps them: all are made at once, and a run that
+    resumes yields those that are not settled, without the item.
     """
+
+    def __init__(self, pipe: Any) -> None:
+        super().__init__(pipe)
+        self.keeps_parts = False
+        #: Where the section begins: its pass has the ledger.
+        self.numbering: Any = None
 
     def waits(self) -> bool:
         return waits(self.pipe)
@@ -326,12 +340,30 @@ class ExpandingPass(StagePass):
 
     def __iter__(self) -> Iterator[Any]:
         items = self.source.begin()
+        has_begun = not self.pipe.keeps_parts
         try:
             with self.pipe.pipe.expanding(self) as parts_in:
                 for numbered in items:
+                    if not has_begun:
+                        # Before the first item there may be no ledger.
+                        has_begun = True
+                        yield from self._kept(numbered.ledger)
                     yield from self._expanded(numbered, parts_in)
+            if not has_begun:
+                yield from self._kept(self.edge.tree.latest_pass(self.pipe.numbering).ledger)
         finally:
             close_items(items)
+
+    def _kept(self, ledger: Ledger) -> Iterator[NumberedItem]:
+        """Yield what is not settled of the parts that an earlier run has made."""
+        for number, parts in ledger.kept_parts(number_of(self.pipe)):
+            if not isinstance(parts, list):
+                raise SnapshotError(
+                    f"the state does not fit the graph: what it kept of item {number} are no parts"
+                    f" that {stage_name(self.pipe)} made, but {repr_of(parts)}"
+                )
+            made = yield from self._numbered(number, iter(parts), 0, ledger)
+            ledger.end_parts(number, made)
 
     def _expanded(
         self, numbered: NumberedItem, parts_in: Callable[[Any, int], Iterator[Any]]
@@ -343,8 +375,28 @@ class ExpandingPass(StagePass):
         self.errors = errors = self.errors or ledger.failed_before(own)
         known = ledger.settled_parts(number)
         first = next(index for index in count() if index not in known)
-        at = first - 1
         parts = parts_in(numbered.item, first)
+        if self.pipe.keeps_parts:
+            kept = list(parts)
+            if kept and own is not None:
+                ledger.keep(own, number, kept)
+            parts = iter(kept)
+        if is_failure := self.errors > errors:
+            ledger.note_failure(own, number)
+        made = yield from self._numbered(number, parts, first, ledger)
+        if self.errors > errors and not is_failure:
+            ledger.note_failure(own, number)
+        if made:
+            ledger.end_parts(number, made)
+        else:
+            ledger.leave_out(number, Reason.EMPTY)
+
+    def _numbered(
+        self, number: int, parts: Iterator[Any], first: int, ledger: Ledger
+    ) -> Generator[NumberedItem, None, int]:
+        """Yield an item's parts from the first on, but for those that are settled; count all."""
+        known = ledger.settled_parts(number)
+        at = first - 1
         try:
             for at, part in enumerate(parts, first):
                 if at not in known:
@@ -359,12 +411,7 @@ class ExpandingPass(StagePass):
                 f" but {stage_name(self.pipe)} makes only {at + 1} parts of it now; its functions"
                 " have to repeat"
             )
-        if self.errors > errors:
-            ledger.note_failure(own, number)
-        if at < 0:
-            ledger.leave_out(number, Reason.EMPTY)
-        else:
-            ledger.end_parts(number, at + 1)
+        return at + 1
 
 
 class Within(Around):

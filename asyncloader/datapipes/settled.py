@@ -182,7 +182,7 @@ class Recorded(Fields):
         return found
 
     def check(self, pipe: Any) -> Iterator[str]:
-        yield from contradictions(self._runs())
+        yield from contradictions(self._runs(), [number for _, number, _ in self.kept or ()])
 
     def numbers(self) -> Settled:
         """Return which numbers are settled."""
@@ -214,21 +214,27 @@ def of_now(form: Form) -> Form:
     return check
 
 
-def contradictions(settled: SettledRuns) -> Iterator[str]:
-    """Yield what cannot be true of what a state says of a section."""
+def contradictions(settled: SettledRuns, kept: Iterable[int]) -> Iterator[str]:
+    """Yield what cannot be true of what a state says of a section.
+
+    ``kept`` are the numbers of which it has results.
+    """
     frontier, runs, parts, _ = settled
     if runs and runs[0][0] <= frontier:
         yield "the frontier is the first number that is not settled"
     if runs and sum(runs[-1]) - frontier - sum(map(itemgetter(1), runs)) > MOST_UNSETTLED:
         yield f"at most {MOST_UNSETTLED} numbers are not settled and were read"
     ends = [(first, first + length) for first, length in runs]
-    numbers = [number for number, _ in parts]
-    at = bisect_right
-    if any(number < frontier for number in numbers) or any(
-        (found := at(ends, (number, MOST)) - 1) >= 0 and number < ends[found][1]
-        for number in numbers
-    ):
+
+    def is_settled(number: int) -> bool:
+        found = bisect_right(ends, (number, MOST)) - 1
+        return number < frontier or (found >= 0 and number < ends[found][1])
+
+    if any(is_settled(number) for number, _ in parts):
         yield "only numbers that are not settled have settled parts"
+    end = sum(runs[-1]) if runs else frontier
+    if any(is_settled(number) or number > end + MOST_UNSETTLED for number in kept):
+        yield "only results of numbers that were read and are not settled are kept"
 
 
 class ItemPart(NamedTuple):
@@ -282,8 +288,7 @@ class Settled:
                 runs.append([first, number - first])
             first = number + 1
         parts = [[number, _runs(own)] for number, own in sorted(self.parts.items())]
-        failed = [[pipe, count] for pipe, count in sorted(self.failed.items())]
-        return SettledRuns(self.frontier, runs, parts, failed)
+        return SettledRuns(self.frontier, runs, parts, _rows(self.failed))
 
     def add(self, element: Element) -> None:
         """Settle a number, or a part of one."""
@@ -340,6 +345,10 @@ class Settled:
 
 def _settled_twice(element: Element) -> LoaderError:
     return LoaderError(f"item {element} was settled twice, which is an error of ours")
+
+
+def _rows(counts: Counter[int]) -> list[list[int]]:
+    return [list(each) for each in sorted(counts.items())]
 
 
 def _in_runs(runs: Iterable[Sequence[int]]) -> Iterator[int]:
@@ -485,6 +494,21 @@ class Ledger:
             if not self._is_over:
                 self._kept.setdefault(number, {})[pipe] = result
 
+    def kept_parts(self, pipe: int | None) -> list[tuple[int, list[Any]]]:
+        """Return the numbers of which a pipe's parts are kept, and the parts."""
+        with self._lock:
+            kept = sorted(self._kept.items())
+            return [(number, results[pipe]) for number, results in kept if pipe in results]
+
+    def kept_of_share(self, pipe: int | None, share: int, come: Settled) -> list[list[Any]]:
+        """Return the same of a share's items that have not come, as rows of kept results."""
+        shares, rows = len(self._shares), []
+        for number, parts in self.kept_parts(pipe):
+            index, at = divmod(number, shares)
+            if at == share and index not in come:
+                rows.append([pipe, index, parts])
+        return rows
+
     def failed_before(self, pipe: int | None) -> int:
         """Return on how many items a pipe had failed when this began."""
         return 0 if pipe is None else self._failed_before[pipe]
@@ -503,6 +527,17 @@ class Ledger:
                 if number % len(self._shares) == share:
                     found.update(pipes)
             return found
+
+    def _failed_for_good(self, share: int) -> Counter[int]:
+        """Return on how many of a share's items each pipe has failed, and is not called again.
+
+        Those are settled, or what came in place of the pipe's result is kept.
+        """
+        found = self._shares[share].failed.copy()
+        for number, pipes in self._failing.items():
+            if number % len(self._shares) == share:
+                found.update(pipes.intersection(self._kept.get(number, ())))
+        return found
 
     def kept_results(self, number: int) -> dict[int, Any]:
         """Return the results that are kept for an item, by the numbers of the pipes."""
@@ -523,19 +558,6 @@ class Ledger:
     def has_begun(self) -> bool:
         """Whether a state has anything of numbers, though nothing was delivered."""
         return bool(self._kept or self._attempts or self._left_out.total())
-
-    def pending(self) -> Pending:
-        """Return what a state has of numbers that are not settled."""
-        with self._lock:
-            self._catch_up()
-            kept = [
-                [pipe, number, result]
-                for number, results in sorted(self._kept.items())
-                for pipe, result in results.items()
-            ]
-            return Pending(
-                kept, [[number, *each] for number, each in sorted(self._attempts.items())]
-            )
 
     def watch(self, watcher: Watcher) -> None:
         """Tell a rollout of each number that is settled from now on."""
@@ -577,8 +599,8 @@ class Ledger:
             self._catch_up()
             return self._shares[share].frontier
 
-    def state(self) -> tuple[list[SettledRuns], list[list[Any]]]:
-        """Return what is settled of each share, and how many were left out for each reason."""
+    def state(self) -> tuple[list[SettledRuns], list[list[Any]], Pending]:
+        """Return what is settled of each share, how many were left out, and what is pending."""
         with self._lock:
             self._catch_up()
             if (count := sum(len(share.unsettled) for share in self._shares)) > MOST_UNSETTLED:
@@ -586,8 +608,18 @@ class Ledger:
                     f"{count} items of {self._reader} are in flight behind it, and a state can say"
                     f" so of {MOST_UNSETTLED}; put what holds them, such as a shuffle, before it"
                 )
-            shares = [share.plain() for share in self._shares]
-            return shares, [[reason, count] for reason, count in sorted(self._left_out.items())]
+            shares = [
+                share.plain()._replace(failed=_rows(self._failed_for_good(at)))
+                for at, share in enumerate(self._shares)
+            ]
+            left_out = [[reason, count] for reason, count in sorted(self._left_out.items())]
+            kept = [
+                [pipe, number, result]
+                for number, results in sorted(self._kept.items())
+                for pipe, result in results.items()
+            ]
+            attempts = [[number, *each] for number, each in sorted(self._attempts.items())]
+            return shares, left_out, Pending(kept, attempts)
 
     def numbers_of(self, delivered: int) -> tuple[int, ...]:
         """Return the numbers of the item that was delivered last, of so many."""
@@ -682,8 +714,14 @@ class Told(NamedTuple):
     ends: list[tuple[int, int]]
     #: Which pipes have failed on the items of which numbers.
     failed: list[tuple[int, int]]
+    #: The parts that pipes have made of numbers, which no worker could make again.
+    kept: list[tuple[int, int, Any]]
     #: The name of a pipe because of which the numbers say nothing, or "".
     unrecorded: str = ""
+
+
+#: What a worker tells that has nothing to tell.
+NOTHING_TOLD = Told([], [], [], [], [])
 
 
 #: A worker that leaves out one item after the other says so after this time.
@@ -696,8 +734,8 @@ class Telling(Ledger):
     ``tell()`` is called now and then where items are left out and none is sent.
     """
 
-    def __init__(self, share: Settled, tell: Callable[[], object]) -> None:
-        super().__init__(int, [share])
+    def __init__(self, share: Settled, pending: Pending, tell: Callable[[], object]) -> None:
+        super().__init__(int, [share], pending=pending)
         # The loader does.
         self._has_warned = True
         self._tell = tell
@@ -706,6 +744,12 @@ class Telling(Ledger):
         self._left: list[tuple[str, Key]] = []
         self._ends: list[tuple[int, int]] = []
         self._failed: list[tuple[int, int]] = []
+        self._newly_kept: list[tuple[int, int, Any]] = []
+
+    def keep(self, pipe: int, number: int, result: Any) -> None:
+        with self._lock:
+            super().keep(pipe, number, result)
+            self._newly_kept.append((pipe, number, result))
 
     def note_failure(self, pipe: int | None, key: Key) -> None:
         if pipe is not None:
@@ -738,4 +782,5 @@ class Telling(Ledger):
             left, self._left = self._left, []
             ends, self._ends = self._ends, []
             failed, self._failed = self._failed, []
-            return Told([self._sent.popleft() for _ in range(count)], left, ends, failed)
+            kept, self._newly_kept = self._newly_kept, []
+            return Told([self._sent.popleft() for _ in range(count)], left, ends, failed, kept)

@@ -21,7 +21,7 @@ from asyncloader.datapipes.patterns import Expander
 from asyncloader.datapipes.recording import Expanding, Joining, Numbering, Settling, Stage, Within
 from asyncloader.datapipes.replaying import keeps_positions
 from asyncloader.datapipes.rollouts import Rollout
-from asyncloader.datapipes.running.cursors import take_number_of
+from asyncloader.datapipes.running.cursors import number_of, take_number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
     has_name,
@@ -109,23 +109,25 @@ def hard_behind(graph: Graph, in_workers: Sequence[Any], end: Any) -> list[Any]:
 
 def _lost(pipes: Sequence[Any]) -> Iterator[Any]:
     """Yield those of a section's pipes that cannot be in one, or not behind those before them."""
-    may_expand, is_single, is_put_together = True, True, False
+    is_single = repeats = may_keep_parts = True
     for pipe in pipes:
         # What a pipe answers is tried on a copy, which it may change.
         stage = stage_of(copy.copy(pipe))
-        keeps = keeps_results(pipe)
-        # What is known of each number by itself says nothing of several together.
-        takes_single = keeps or has_name(pipe, "rollout")
-        is_single = is_single and not is_put_together
-        if (
-            stage is None
-            or (isinstance(stage, Expanding) and not may_expand)
-            or (takes_single and not is_single)
-        ):
+        repeats = repeats and _repeats(pipe)
+        expands, is_rollout = isinstance(stage, Expanding), has_name(pipe, "rollout")
+        # A rollout counts the prompts that were begun, and would not see those of kept parts.
+        may_keep_parts = may_keep_parts and not is_rollout
+        # What is known of each number by itself says nothing of several together, or of parts.
+        takes_single = expands or is_rollout or keeps_results(pipe)
+        may_expand = repeats or (may_keep_parts and pipe.can_keep_parts) if expands else True
+        if stage is None or (takes_single and not is_single) or not may_expand:
             yield pipe
-        # Parts have to be the same again, and what has several numbers will have others.
-        is_put_together = isinstance(stage, Joining | Expanding)
-        may_expand = may_expand and (keeps or is_repeatable(pipe)) and not is_put_together
+        is_single = is_single and not isinstance(stage, Joining | Expanding)
+
+
+def _repeats(pipe: Any) -> bool:
+    """Whether a pipe in a section makes the same of the same item after a resume."""
+    return is_repeatable(pipe) or keeps_results(pipe)
 
 
 def as_recorded(end: Any) -> Any:
@@ -140,15 +142,19 @@ def as_recorded(end: Any) -> Any:
     pipes = section(graph, first)
     numbering = Numbering(first.source, first)
     end = replaced(end, first.source, numbering)
-    end, last = _in_stages(end, pipes[: _count_of_recorded(pipes)])
-    return replaced(end, last, Settling(last, numbering))
+    end, last = _in_stages(end, pipes[: _count_of_recorded(pipes)], numbering)
+    end = replaced(end, last, Settling(last, numbering))
+    keeping = keeping_in(end)
+    numbering.keeper = None if keeping is None else number_of(keeping)
+    return end
 
 
-def _in_stages(end: Any, pipes: Sequence[Any]) -> tuple[Any, Any]:
+def _in_stages(end: Any, pipes: Sequence[Any], numbering: Any) -> tuple[Any, Any]:
     """Let pipes of a graph run on numbered items; return the graph's end and their last one's."""
-    last = None
+    last, repeats = None, True
     judge = next(filter(_judges, pipes), None)
     for pipe in pipes:
+        repeats = repeats and _repeats(pipe)
         stage = last = stage_of(pipe) if judge is None else _stage_behind(judge, pipe)
         if isinstance(stage, Fresh):
             judge = None
@@ -159,6 +165,8 @@ def _in_stages(end: Any, pipes: Sequence[Any]) -> tuple[Any, Any]:
             stage.known_as = stage_name(pipe)
             if isinstance(stage, Stage):
                 stage.is_copied = is_replicable(pipe)
+            if isinstance(stage, Expanding):
+                stage.keeps_parts, stage.numbering = not repeats, numbering
             end = replaced(end, pipe, stage)
     return end, last
 
@@ -211,7 +219,7 @@ def recorded_behind(end: Any, outlet: Any) -> Any:
     first, *behind = section(Graph(end), outlet)
     numbering = next((pipe for pipe in behind if isinstance(pipe, Numbering)), None)
     if numbering is not None:
-        end, _ = _in_stages(end, behind[: behind.index(numbering)])
+        end, _ = _in_stages(end, behind[: behind.index(numbering)], outlet)
         end = replaced(end, numbering, numbering.source)
     settling = next((pipe for pipe in pipes_of(end) if isinstance(pipe, Settling)), None)
     if settling is None:
@@ -219,11 +227,20 @@ def recorded_behind(end: Any, outlet: Any) -> Any:
         outlet.settles = not recorded
         if not recorded:
             return end
-        end, last = _in_stages(end, recorded)
+        end, last = _in_stages(end, recorded, outlet)
         settling = Settling(last, outlet)
         end = replaced(end, last, settling)
     settling.numbering = outlet
+    keeping = keeping_in(end)
+    if keeping is not None:
+        keeping.numbering, outlet.keeper = outlet, number_of(keeping)
     return end
+
+
+def keeping_in(end: Any) -> Expanding | None:
+    """Return the pipe that keeps the parts it has made, if there is one in what is run."""
+    found = (pipe for pipe in pipes_of(end) if isinstance(pipe, Expanding) and pipe.keeps_parts)
+    return next(found, None)
 
 
 def counts_all(pipe: Any) -> bool:

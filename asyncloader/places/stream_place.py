@@ -8,7 +8,7 @@ reports, and which of them is old enough for all of its workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
 from asyncloader.datapipes.running.cursor_forms import (
@@ -35,6 +35,7 @@ from asyncloader.datapipes.settled import (
     NOTHING_SETTLED,
     Ledger,
     Pending,
+    Settled,
     SettledRuns,
     attempts_form,
     contradictions,
@@ -68,6 +69,8 @@ class WorkerStart(NamedTuple):
     mark: Mark
     unwanted: int
     settled: SettledRuns | None = None
+    #: The parts of some that are not settled, which no worker could make again.
+    kept: Sequence[Sequence[Any]] = ()
 
     @property
     def position(self) -> int:
@@ -230,8 +233,12 @@ class SharesRecorded(Fields):
     attempts: Annotated[list[list[int]], attempts_form] | None = None
 
     def check(self, pipe: PartFacts) -> Iterator[str]:
-        for share in self.shares:
-            yield from contradictions(SettledRuns(*share))
+        kept: list[list[int]] = [[] for _ in self.shares]
+        for _, number, _ in self.kept or ():
+            index, at = divmod(number, len(kept))
+            kept[at].append(index)
+        for share, own in zip(self.shares, kept, strict=True):
+            yield from contradictions(SettledRuns(*share), own)
         pairs = zip(self.shares, self.marks, strict=True)
         if any(mark[0] > share[0] for share, mark in pairs):
             yield "a worker makes all items again that are not settled"
@@ -260,9 +267,9 @@ def cursor_of_shares(
     ``marks_at`` returns from where the workers make again what comes from their frontiers on, and
     from where it is dealt to them again.
     """
-    shares, left_out = ledger.state()
+    shares, left_out, pending = ledger.state()
     marks, deal = marks_at([frontier for frontier, *_ in shares])
-    return shares_recorded(shares, marks, left_out, deal, ledger.pending())
+    return shares_recorded(shares, marks, left_out, deal, pending)
 
 
 def shares_recorded(
@@ -291,6 +298,25 @@ def place_of_shares(cursor: Cursor) -> StreamPlace:
     pairs = zip(cursor["shares"], map(_mark, cursor["marks"]), strict=True)
     starts = tuple(WorkerStart(mark, 0, SettledRuns(*share)) for share, mark in pairs)
     return StreamPlace(starts, tuple(range(len(starts))), _deal_of(cursor))
+
+
+def with_kept_parts(
+    place: StreamPlace, ledger: Ledger, keeper: int | None, *, is_inside: bool
+) -> StreamPlace:
+    """Return a place in which no worker makes the items again whose parts a pipe has kept.
+
+    If the pipe runs in the workers, they get the parts; otherwise for them these items are settled.
+    """
+    starts = []
+    for share, start in enumerate(place.starts):
+        settled = Settled.of(start.settled or NOTHING_SETTLED)
+        kept = ledger.kept_of_share(keeper, share, settled)
+        if not is_inside:
+            for _, index, _ in kept:
+                settled.add(index)
+            kept = []
+        starts.append(start._replace(settled=settled.plain(), kept=kept))
+    return replace(place, starts=tuple(starts))
 
 
 def _deal_of(cursor: Cursor) -> DealStart | None:

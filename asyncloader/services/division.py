@@ -23,7 +23,7 @@ from asyncloader.datapipes.running.traits import may_drop
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.graph.cut import Cut, WorkerPart, cut_graph, dividers_of, read_again
 from asyncloader.graph.edit import copy_graph, replaced
-from asyncloader.graph.recorded import as_recorded, recorded_behind, recorded_in_worker
+from asyncloader.graph.recorded import as_recorded, keeping_in, recorded_behind, recorded_in_worker
 from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.graph.settings import SharedPipes
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of
@@ -131,6 +131,8 @@ def divide(
             # Only so that another worker knows what was sent.
             is_for_restart = restarts and not (is_recorded or as_ready)
             end, tells = recorded_in_worker(as_recorded(end) if is_for_restart else end)
+            if (keeping := keeping_in(end)) is not None:
+                outlet.keeper, outlet.keeps_inside = number_of(keeping), True
             outlet.is_counted = as_ready and not tells
             outlet.is_numbered = as_ready or tells
             outlet.settles = is_for_restart and outlet.is_numbered

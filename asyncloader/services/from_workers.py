@@ -39,6 +39,7 @@ from asyncloader.places.stream_place import (
     cursor_of_shares,
     place_of_cursor,
     place_of_shares,
+    with_kept_parts,
 )
 from asyncloader.runtime import begin_task
 from asyncloader.workers.fed_stream import FedStream
@@ -73,6 +74,9 @@ class FromWorkers(IterDataPipe[Any]):
         self.is_numbered = self.settles = False
         #: Whether the numbers of a worker's items are those in which it sends them, one by one.
         self.is_counted = False
+        #: The pipe that keeps the parts it has made, by its number, and whether workers run it.
+        self.keeper: int | None = None
+        self.keeps_inside = False
         self.stream: WorkerStream | None = None
         self._begun: WorkerStream | None = None
         # Pipes that a reading service added have no number.
@@ -324,7 +328,7 @@ class RecordedPass(FromWorkersPass):
     def begin(self) -> None:
         stream: WorkerStream | None = self.pipe.stream
         if stream is not None:
-            stream.record_in(self.ledger)
+            stream.record_in(self.ledger, self.pipe.keeper if self.pipe.keeps_inside else None)
         super().begin()
 
     async def take(self) -> list[Any]:
@@ -362,7 +366,12 @@ class RecordedPass(FromWorkersPass):
                 cursor["left_out"],
                 Pending(cursor.get("kept", ()), cursor.get("attempts", ())),
             )
-            stream.resume_at(place_of_shares(cursor))
+            place, pipe = place_of_shares(cursor), self.pipe
+            if pipe.keeper is not None:
+                place = with_kept_parts(
+                    place, self.ledger, pipe.keeper, is_inside=pipe.keeps_inside
+                )
+            stream.resume_at(place)
         return 0
 
 

@@ -49,9 +49,18 @@ class ShareRecord:
     """
 
     def __init__(
-        self, ledger: Ledger, share: int, shares: int, start: WorkerStart, *, is_counted: bool
+        self,
+        ledger: Ledger,
+        share: int,
+        shares: int,
+        start: WorkerStart,
+        keeper: int | None,
+        *,
+        is_counted: bool,
     ) -> None:
         self.ledger = ledger
+        # The pipe in the worker that keeps the parts it has made.
+        self._keeper = keeper
         #: Whether items come in the order of their numbers, which are not told.
         self.is_counted = is_counted
         self._share = share
@@ -77,7 +86,9 @@ class ShareRecord:
 
     def hear(self, told: Told) -> list[Key]:
         """Settle what was left out; return the numbers of the items that come."""
-        keys, left_out, ends, failed, _ = told
+        keys, left_out, ends, failed, kept, _ = told
+        for pipe, index, parts in kept:
+            self.ledger.keep(pipe, self._number_of(index), parts)
         for pipe, index in failed:
             self.ledger.note_failure(pipe, self._number_of(index))
         numbers = list(map(self._number, keys))
@@ -131,7 +142,8 @@ class ShareRecord:
     def start_after_arrived(self) -> WorkerStart:
         """Return where another worker makes what has not come."""
         self._come.failed = self.ledger.failures(self._share)
-        return WorkerStart(self.mark_at(self._come.frontier), 0, self._come.plain())
+        kept = self.ledger.kept_of_share(self._keeper, self._share, self._come)
+        return WorkerStart(self.mark_at(self._come.frontier), 0, self._come.plain(), kept)
 
     def _add(self, key: Key) -> None:
         for element in elements_of(key):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter, thread_time
 from typing import Any
@@ -27,11 +27,12 @@ from asyncloader.datapipes.running.cursors import (
 )
 from asyncloader.datapipes.settled import (
     NOTHING_SETTLED,
+    NOTHING_TOLD,
+    Pending,
     Recorded,
     Settled,
     SettledRuns,
     Telling,
-    Told,
 )
 from asyncloader.errors import LoaderError
 from asyncloader.places.marks import FIRST, Mark
@@ -53,6 +54,7 @@ class Marker:
         mark: Mark = FIRST,
         unwanted: int = 0,
         settled: SettledRuns | None = None,
+        kept: Sequence[Sequence[Any]] = (),
     ) -> None:
         self._run, self._pipes = prepared
         self._states = states
@@ -67,6 +69,7 @@ class Marker:
         self._keys = itertools.count()
         # What is settled of the items, where that is recorded.
         self._settled = settled
+        self._kept = kept
         # Of items that are counted as they are sent: those that are settled.
         self._known = Settled.of(settled or NOTHING_SETTLED)
         self._known_before = self._known.end
@@ -123,7 +126,7 @@ class Marker:
                     " loader is made"
                 )
             return self._run.begin()
-        own = {numbering.number: Recorded.of(settled, []).saved()}
+        own = {numbering.number: Recorded.of(settled, [], Pending(self._kept)).saved()}
         self._run.tree.set_start(numbering, {**self._from.cursors, **own})
         return self._run.begin()
 
@@ -181,11 +184,12 @@ class Marker:
             return unrecorded
         if self._pipes.numbering is None:
             keys: list[Key] = list(islice(self._keys, count))
-            return pickle.dumps(Told(keys, [], [], [], self._pipes.unrecorded), protocol=5)
+            told = NOTHING_TOLD._replace(keys=keys, unrecorded=self._pipes.unrecorded)
+            return pickle.dumps(told, protocol=5)
         numbered = self._numbered()
         ledger = None if numbered is None else numbered.ledger
-        told = ledger.told(count) if isinstance(ledger, Telling) else None
-        return b"" if told is None else pickle.dumps(told, protocol=5)
+        news = ledger.told(count) if isinstance(ledger, Telling) else None
+        return b"" if news is None else pickle.dumps(news, protocol=5)
 
     def tell_by(self, tell: Callable[[], object]) -> None:
         """Let ``tell`` be called now and then, where items are left out and none is sent."""

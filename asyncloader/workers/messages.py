@@ -21,7 +21,7 @@ from __future__ import annotations
 import pickle
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
@@ -79,7 +79,8 @@ class BeginStream:
 
     With ``one_by_one`` every item has a frame of its own. The stream resumes from ``mark``;
     the first ``unwanted`` items from there are made but not sent. Where it is recorded what becomes
-    of each item, ``settled`` says which items do not have to be made again.
+    of each item, ``settled`` says which items do not have to be made again, and ``kept`` has the
+    parts of others that were made before.
     """
 
     epoch: int
@@ -89,6 +90,7 @@ class BeginStream:
     mark: Mark = FIRST
     unwanted: int = 0
     settled: SettledRuns | None = None
+    kept: Sequence[Sequence[Any]] = ()
 
 
 #: How many items, and how many bytes, one credit allows; one larger item also costs one.

@@ -317,9 +317,7 @@ class WorkerPool:
             # them, so every item is sent alone.
             return BeginStream(self._epoch, number, UNBOUNDED, one_by_one=True)
         credits = self.settings.credits
-        return BeginStream(
-            self._epoch, number, credits, credits == 0, start.mark, start.unwanted, start.settled
-        )
+        return BeginStream(self._epoch, number, credits, credits == 0, *start)
 
     def _is_lost_for_good(self, handle: WorkerHandle) -> bool:
         """Whether a process's yielded items are unknown; if so, set its failure to say it."""

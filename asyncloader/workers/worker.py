@@ -253,6 +253,7 @@ class Worker:
                 command.mark,
                 command.unwanted,
                 command.settled,
+                command.kept,
             ),
             sent=self._sent.get(command.stream, 0.0),
         )

@@ -86,6 +86,7 @@ class WorkerStream:
         self.is_recorded = self.is_counted = self.is_numbered = False
         self._resumed: StreamPlace | None = None
         self._ledger: Ledger | None = None
+        self._keeper: int | None = None
         self._inboxes: list[Inbox] = []
         self._merge: Merge = _NOTHING
         self._dealing: Dealing | None = None
@@ -108,9 +109,12 @@ class WorkerStream:
         """Begin at a place; call this before the first ``take``."""
         self._resumed = place
 
-    def record_in(self, ledger: Ledger) -> None:
-        """Record in a ledger what becomes of each item; call this before the first ``take``."""
-        self._ledger = ledger
+    def record_in(self, ledger: Ledger, keeper: int | None) -> None:
+        """Record in a ledger what becomes of each item; call this before the first ``take``.
+
+        ``keeper`` is the pipe in the workers that keeps the parts it has made, or None.
+        """
+        self._ledger, self._keeper = ledger, keeper
 
     def marks(self, frontiers: Sequence[int]) -> list[Mark]:
         """Return from where each worker makes again all from a frontier on, in a section."""
@@ -176,7 +180,9 @@ class WorkerStream:
         if self._ledger is not None:
             for inbox, start in zip(self._inboxes, self.first_place.starts, strict=True):
                 share = inbox.worker, self.workers
-                inbox.record = ShareRecord(self._ledger, *share, start, is_counted=self.is_counted)
+                inbox.record = ShareRecord(
+                    self._ledger, *share, start, self._keeper, is_counted=self.is_counted
+                )
                 inbox.is_numbered = self.is_numbered
         order = TakeInTurn if self._settings.in_order else TakeAsReady
         self._merge = order(self._inboxes[worker] for worker in self.first_place.turns)

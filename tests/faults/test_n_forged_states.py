@@ -574,6 +574,17 @@ def kept() -> Any:
     return kept.flatmap(two).shuffle(buffer_size=9)
 
 
+def split() -> Any:
+    source = IterableWrapper(range(60)).shuffle().sharding_filter().filter(samples.is_odd)
+    # The parts are the user's too, and a state may have more of them.
+    parts = source.flatmap(samples.twice, repeatable=False).map(zero_of).shuffle(buffer_size=9)
+    return parts.batch(2, across_workers=True).header(20)
+
+
+def zero_of(_: Any) -> int:
+    return 0
+
+
 async def answer(prompt: Any, *, attempt: int) -> Any:
     if not attempt and prompt % 3 == 0:
         raise OSError("away")
@@ -607,6 +618,8 @@ IN_WORKERS = {
     **{name: Subject(name, make, two_workers, (1, 5, 12)) for name, make in ZOO.items()},
     "in parts": Subject("in parts", in_parts, two_workers, (1, 9, 40)),
     "kept": Subject("kept", kept, two_workers, (1, 9, 30)),
+    "split": Subject("split", split, two_workers, (1, 9, 14)),
+    "split here": Subject("split here", split, InProcessReadingService, (1, 9, 14)),
     "rolled out": Subject("rolled out", rolled_out, two_workers, (1, 5, 12)),
     "rolled out here": Subject("rolled out here", rolled_out, InProcessReadingService, (1, 9)),
     "answers kept": Subject("answers kept", rolled_out_and_kept, InProcessReadingService, (1, 9)),

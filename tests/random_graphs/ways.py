@@ -689,7 +689,7 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-_ABLE = {it.Mapper, it.Filter, it.AsyncMapper, it.ThreadMapper}
+_ABLE = {it.Mapper, it.Filter, it.FlatMapper, it.AsyncMapper, it.ThreadMapper}
 
 
 KINDS: dict[str, Callable[[Case, Way, random.Random], None]] = {

@@ -38,7 +38,13 @@ async def ask(prompt: int) -> int:
 
 async def widened(prompt: int) -> list[list[int]]:
     """Answer with another number of parts each time."""
-    return [[prompt, at] for at in range(random.randrange(1, 4))]
+    return split(prompt)
+
+
+def split(prompt: int) -> list[list[int]]:
+    """Return some parts of a prompt, each with the number of all."""
+    count = random.randrange(1, 4)
+    return [[prompt, at, count] for at in range(count)]
 
 
 def is_good(_: Any) -> bool:
@@ -53,7 +59,7 @@ def same(item: Any) -> Any:
 
 def both(prompt: int) -> list[list[int]]:
     """Return two parts, always the same."""
-    return [[prompt, 0], [prompt, 1]]
+    return [[prompt, 0, 2], [prompt, 1, 2]]
 
 
 def prompts() -> Any:
@@ -77,6 +83,7 @@ GRAPHS: list[Callable[[], Any]] = [
         .shuffle(buffer_size=9)
         .batch(4)
     ),
+    lambda: prompts().flatmap(split, repeatable=False).shuffle(buffer_size=9).batch(4),
 ]
 
 
@@ -121,12 +128,14 @@ def wrong(trained: list[str], left_out: dict[str, int]) -> Iterator[str]:
     numbers = {each[0] if isinstance(each, list) else each for each in found}
     if len(numbers) + sum(left_out.values()) != COUNT:
         yield f"{len(numbers)} trained on and {left_out} left out of {COUNT}"
-    parts: dict[int, set[int]] = {}
+    parts: dict[int, set[tuple[int, int]]] = {}
     for each in found:
         if isinstance(each, list):
-            parts.setdefault(each[0], set()).add(each[1])
+            parts.setdefault(each[0], set()).add((each[1], each[2]))
     # Those of one answer, and all of them.
-    torn = [number for number, ats in parts.items() if ats != set(range(len(ats)))]
+    torn = [
+        number for number, own in parts.items() if own != {(at, len(own)) for at in range(len(own))}
+    ]
     if torn:
         yield f"parts of several answers: {torn}"
 

@@ -15,7 +15,7 @@ import random
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,32 @@ class Chance:
         self._note(item)
         return self._random.random() < 0.8
 
+    def several(self, item: int) -> Iterator[Part]:
+        """Yield the parts of an item, which can be told from those of another call; or fail."""
+        self._note(item)
+        if self._random.random() < 0.05:
+            raise ValueError("not this time")
+        yield from self._pieces(item)
+
+    async def several_soon(self, item: int) -> AsyncIterator[Part]:
+        """Yield the same, after a while."""
+        await slow(item)
+        for each in self.several(item):
+            yield each
+
+    def several_at_once(self, item: int) -> list[Part]:
+        """Return the parts of an item in a list."""
+        self._note(item)
+        return [*self._pieces(item)]
+
+    def several_instead(self, error: Exception, item: int) -> Iterator[Part]:
+        """Yield the parts of an item that failed."""
+        return self._pieces(item)
+
+    def _pieces(self, item: int) -> Iterator[Part]:
+        answer = self._random.random()
+        return ((each.number, each.at, answer) for each in pieces(item))
+
     def key(self, item: Any) -> int:
         """Return one of three."""
         return self._random.randrange(3)
@@ -139,6 +165,9 @@ def same(item: Any) -> Any:
     return item
 
 
+#: A number, one of its parts, and what tells the answers of several calls apart.
+Part = tuple[int, int, float]
+
 Step = Callable[[Any, random.Random, Chance], Any]
 
 BEFORE: list[Step] = [
@@ -173,6 +202,24 @@ FIRST: list[Step] = [
     lambda pipe, draw, chance: pipe.map(chance.work, on_error=instead, repeatable=False),
     lambda pipe, draw, chance: pipe.map(chance.risk, repeatable=False),
     lambda pipe, draw, chance: pipe.filter(chance.likes, repeatable=False),
+]
+
+# In a section, in front of what makes several items of one: they leave nothing out.
+WHOLE: list[Step] = [
+    lambda pipe, draw, chance: pipe.map(chance.risk, repeatable=False),
+    lambda pipe, draw, chance: pipe.async_map(slow, ordered=False, repeatable=False),
+    lambda pipe, draw, chance: pipe.thread_map(same, repeatable=False).shuffle(buffer_size=5),
+    lambda pipe, draw, chance: pipe.map(same, repeatable=False, keep_results=True).prefetch(2),
+]
+
+SEVERAL: list[Step] = [
+    lambda pipe, draw, chance: pipe.flatmap(
+        chance.several, on_error=chance.several_instead, repeatable=False
+    ),
+    lambda pipe, draw, chance: pipe.flatmap(
+        chance.several_soon, on_error=chance.several_instead, repeatable=False
+    ),
+    lambda pipe, draw, chance: pipe.map(chance.several_at_once, repeatable=False).unbatch(),
 ]
 
 BEHIND: list[Step] = [
@@ -224,6 +271,13 @@ class Piece:
 
     number: int
     at: int
+    #: Tells the answers of several calls apart.
+    answer: float = field(default=0.0, compare=False)
+
+
+def piece_of(part: Part) -> Piece:
+    """Return a part in another form."""
+    return Piece(*part)
 
 
 def pieces(item: int) -> Iterator[Piece]:
@@ -269,6 +323,8 @@ class Line:
         self._kind = self._draw.choices(("chance", "ready", "as ready"), (6, 3, 1))[0]
         if self._kind == "as ready":
             self._in_workers, self._kills = "section", False
+        #: Whether a pipe makes several items of each, others each time.
+        self._expands = self._kind == "chance" and self._draw.random() < 0.3
         self._acknowledges = self._draw.random() < 0.5
         #: What was delivered in this run and is not acknowledged, with its numbers.
         self._waiting: list[tuple[Any, tuple[int, ...]]] = []
@@ -289,7 +345,12 @@ class Line:
             # This pipe is not in workers.
             pipe = pipe.batch(1, across_workers=True).enumerate().map(index_of)
         if self._kind == "chance":
-            pipe = draw.choice(FIRST)(pipe, draw, chance)
+            if self._expands:
+                for _ in range(draw.randint(0, 1)):
+                    pipe = draw.choice(WHOLE)(pipe, draw, chance)
+                pipe = draw.choice(SEVERAL)(pipe, draw, chance).map(piece_of)
+            else:
+                pipe = draw.choice(FIRST)(pipe, draw, chance)
             for _ in range(draw.randint(0, 4)):
                 pipe = draw.choice(BEHIND)(pipe, draw, chance)
             return pipe
@@ -461,6 +522,15 @@ class Line:
             yield f"of {count} numbers there are {max(own)}"
         if self._kind == "ready":
             count = self.elements()
+        if self._expands:
+            # One without parts is left out itself.
+            count = sum(max(1, len([*pieces(number)])) for number in range(count))
+            answers: dict[int, set[float]] = {}
+            for piece in elements:
+                answers.setdefault(piece.number, set()).add(piece.answer)
+            torn = [number for number, each in answers.items() if len(each) > 1]
+            if torn:
+                yield f"parts of several answers: {torn}"
         if len(own) + self.left_out.total() != count:
             yield f"{len(own)} delivered and {dict(self.left_out)} left out of {count}"
 
