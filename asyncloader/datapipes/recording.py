@@ -376,13 +376,13 @@ class ExpandingPass(StagePass):
         known = ledger.settled_parts(number)
         first = next(index for index in count() if index not in known)
         parts = parts_in(numbered.item, first)
+        kept = list(parts) if self.pipe.keeps_parts else []
+        if is_failure := self.errors > errors:
+            ledger.note_failure(own, number)
         if self.pipe.keeps_parts:
-            kept = list(parts)
             if kept and own is not None:
                 ledger.keep(own, number, kept)
             parts = iter(kept)
-        if is_failure := self.errors > errors:
-            ledger.note_failure(own, number)
         made = yield from self._numbered(number, parts, first, ledger)
         if self.errors > errors and not is_failure:
             ledger.note_failure(own, number)

@@ -372,9 +372,14 @@ def elements_of(key: Key) -> tuple[Element, ...]:
     return (key,) if isinstance(key, int) else key
 
 
+def number_in(element: Element) -> int:
+    """Return the number of an item, or of a part."""
+    return element if isinstance(element, int) else element.number
+
+
 def item_numbers(key: Key) -> tuple[int, ...]:
     """Return the numbers of an item."""
-    return tuple(each if isinstance(each, int) else each.number for each in elements_of(key))
+    return tuple(map(number_in, elements_of(key)))
 
 
 class Watcher(Protocol):
@@ -421,8 +426,9 @@ class Ledger:
         # A rollout that has to know what is settled.
         self._watcher: Watcher | None = None
         # On how many items pipes had failed before, and which have on those that are not settled.
+        # One that was made of several is known by its first.
         self._failed_before: Counter[int] = sum((share.failed for share in shares), Counter())
-        self._failing: dict[int, set[int]] = {}
+        self._failing: dict[Element, set[int]] = {}
         self._left_out: Counter[str] = Counter(dict(map(tuple, left_out)))
         # The numbers of the items that have left the section and are not settled, oldest first;
         # of several items in a row it may be a range.
@@ -517,14 +523,14 @@ class Ledger:
         """Count a failure of a pipe's function, once its item is settled."""
         with self._lock:
             if pipe is not None and not self._is_over:
-                self._failing.setdefault(item_numbers(key)[0], set()).add(pipe)
+                self._failing.setdefault(elements_of(key)[0], set()).add(pipe)
 
     def failures(self, share: int) -> Counter[int]:
         """Return on how many of a share's items each pipe has failed by now."""
         with self._lock:
             found = self._shares[share].failed.copy()
-            for number, pipes in self._failing.items():
-                if number % len(self._shares) == share:
+            for element, pipes in self._failing.items():
+                if number_in(element) % len(self._shares) == share:
                     found.update(pipes)
             return found
 
@@ -534,7 +540,8 @@ class Ledger:
         Those are settled, or what came in place of the pipe's result is kept.
         """
         found = self._shares[share].failed.copy()
-        for number, pipes in self._failing.items():
+        for element, pipes in self._failing.items():
+            number = number_in(element)
             if number % len(self._shares) == share:
                 found.update(pipes.intersection(self._kept.get(number, ())))
         return found
@@ -689,9 +696,10 @@ class Ledger:
             else:
                 index, share = divmod(element.number, len(shares))
                 shares[share].add(ItemPart(index, element.at))
+            if self._failing:
+                shares[share].failed.update(self._failing.pop(element, ()))
             if self._kept or self._failing or self._watcher is not None:
-                number = element if isinstance(element, int) else element.number
-                self._forget(number, index, share, is_left_out=is_left_out)
+                self._forget(number_in(element), index, share, is_left_out=is_left_out)
 
     def _forget(self, number: int, index: int, share: int, *, is_left_out: bool = False) -> None:
         """Forget what was kept of a number, and count its failures, if it is settled now."""
@@ -712,8 +720,8 @@ class Told(NamedTuple):
     left_out: list[tuple[str, Key]]
     #: Of which numbers so many parts were made, and no more.
     ends: list[tuple[int, int]]
-    #: Which pipes have failed on the items of which numbers.
-    failed: list[tuple[int, int]]
+    #: Which pipes have failed on which items.
+    failed: list[tuple[int, Element]]
     #: The parts that pipes have made of numbers, which no worker could make again.
     kept: list[tuple[int, int, Any]]
     #: The name of a pipe because of which the numbers say nothing, or "".
@@ -743,7 +751,7 @@ class Telling(Ledger):
         self._sent: deque[Key] = deque()
         self._left: list[tuple[str, Key]] = []
         self._ends: list[tuple[int, int]] = []
-        self._failed: list[tuple[int, int]] = []
+        self._failed: list[tuple[int, Element]] = []
         self._newly_kept: list[tuple[int, int, Any]] = []
 
     def keep(self, pipe: int, number: int, result: Any) -> None:
@@ -754,7 +762,7 @@ class Telling(Ledger):
     def note_failure(self, pipe: int | None, key: Key) -> None:
         if pipe is not None:
             with self._lock:
-                self._failed.append((pipe, item_numbers(key)[0]))
+                self._failed.append((pipe, elements_of(key)[0]))
 
     def hand_on(self, key: Key) -> None:
         with self._lock:

@@ -18,11 +18,13 @@ from asyncloader.datapipes.recording import NumberedItem
 from asyncloader.datapipes.running.cursor_history import newest, thinned
 from asyncloader.datapipes.settled import (
     NOTHING_SETTLED,
+    Element,
     ItemPart,
     Ledger,
     Settled,
     Told,
     elements_of,
+    number_in,
 )
 from asyncloader.errors import TransportError
 from asyncloader.places.marks import FIRST, Mark, Noted, load_mark, load_told
@@ -74,6 +76,9 @@ class ShareRecord:
         self._taken = start.position
         #: The items that have come, or were left out: no other worker makes them again.
         self._come = Settled.of(start.settled or NOTHING_SETTLED)
+        # Which pipes have failed on items that have not come: if the worker dies, another will call
+        # them again, and they may fail again or not.
+        self._failing: dict[Element, set[int]] = {}
         # The marks, oldest first, each with the first of the items that are made again from there.
         self._marks = [(start.mark.position, start.mark)]
 
@@ -87,10 +92,12 @@ class ShareRecord:
     def hear(self, told: Told) -> list[Key]:
         """Settle what was left out; return the numbers of the items that come."""
         keys, left_out, ends, failed, kept, _ = told
+        for pipe, element in failed:
+            self._failing.setdefault(element, set()).add(pipe)
         for pipe, index, parts in kept:
             self.ledger.keep(pipe, self._number_of(index), parts)
-        for pipe, index in failed:
-            self.ledger.note_failure(pipe, self._number_of(index))
+            # It is not called again.
+            self._note_failures(index)
         numbers = list(map(self._number, keys))
         for key in keys:
             self._add(key)
@@ -99,8 +106,17 @@ class ShareRecord:
             self.ledger.leave_out(self._number(key), reason)
         for index, count in ends:
             self._come.end_parts(index, count)
+            self._note_if_come(index)
             self.ledger.end_parts(self._number_of(index), count)
         return numbers
+
+    def _note_if_come(self, index: int) -> None:
+        if index in self._come:
+            self._note_failures(index)
+
+    def _note_failures(self, element: Element) -> None:
+        for pipe in self._failing.pop(element, ()):
+            self.ledger.note_failure(pipe, self._number((element,)))
 
     def count(self, items: int) -> list[range]:
         """Settle so many items that come; return their numbers."""
@@ -141,6 +157,7 @@ class ShareRecord:
 
     def start_after_arrived(self) -> WorkerStart:
         """Return where another worker makes what has not come."""
+        self._failing.clear()
         self._come.failed = self.ledger.failures(self._share)
         kept = self.ledger.kept_of_share(self._keeper, self._share, self._come)
         return WorkerStart(self.mark_at(self._come.frontier), 0, self._come.plain(), kept)
@@ -148,6 +165,9 @@ class ShareRecord:
     def _add(self, key: Key) -> None:
         for element in elements_of(key):
             self._come.add(element)
+            if self._failing:
+                self._note_failures(element)
+                self._note_if_come(number_in(element))
 
     def _number(self, key: Key) -> Key:
         if isinstance(key, int):

@@ -297,6 +297,90 @@ def test_max_errors_counts_along_a_line_of_states(name, workers, on_error):
     assert runs > 1
 
 
+class DiesOnce:
+    """Fails on every tenth item, and kills its worker at item 60 once something was delivered."""
+
+    def __init__(self, folder):
+        self.delivered, self.has_died = folder / "delivered", folder / "died"
+        os.mkfifo(self.delivered)
+
+    def __call__(self, item):
+        if item == 60 and not self.has_died.exists():
+            self.has_died.touch()
+            self.delivered.open("rb").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return fails_on_some(item)
+
+    def twice(self, item):
+        yield item
+        yield self(item)
+
+
+# What failed is told with the first items that come, and held in the worker that dies then.
+DYING = {
+    "left out": lambda dies, pipe, most: pipe.map(
+        dies, on_error="skip", max_errors=most, repeatable=False
+    ),
+    "replaced": lambda dies, pipe, most: pipe.map(
+        dies, on_error=ignored, max_errors=most, repeatable=False
+    ),
+    "in parts": lambda dies, pipe, most: pipe.flatmap(
+        dies.twice, on_error="skip", max_errors=most, repeatable=False
+    ),
+    "parts": lambda dies, pipe, most: (
+        pipe.thread_map(same, ordered=False)
+        .flatmap(dies.twice, on_error="skip", max_errors=most)
+        .map(same)
+    ),
+    "of parts": lambda dies, pipe, most: pipe.flatmap(lambda item: [item], repeatable=False).map(
+        dies, on_error=ignored, max_errors=most
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DYING)
+def test_a_failure_in_a_worker_that_dies_counts_once(name, tmp_path):
+    dies = DiesOnce(tmp_path)
+
+    def run(most):
+        dies.has_died.unlink(missing_ok=True)
+        graph = DYING[name](dies, IterableWrapper(range(100)).sharding_filter(), most)
+        with in_workers(graph.shuffle(buffer_size=50), 1, on_worker_death="restart") as loader:
+            items = iter(loader)
+            next(items)
+            dies.delivered.open("wb").close()
+            for _ in items:
+                pass
+            assert loader.stats().restarts == 1
+
+    run(10)
+    with pytest.raises(TooManyErrors, match="failed on 10 items, which is more than max_errors=9"):
+        run(9)
+
+
+def part_failing(part):
+    return fails_on_some(part[0])
+
+
+def test_failures_on_parts_count_each_along_a_line_of_states():
+    graph = IterableWrapper(range(40)).flatmap(
+        lambda item: [(item, 0), (item, 1)], repeatable=False
+    )
+    graph = graph.map(part_failing, on_error=ignored, max_errors=7)
+    # After the first failing part, and after the second.
+    for count in (7, 8):
+        with DataLoader2(graph) as loader:
+            items = iter(loader)
+            for _ in range(count):
+                next(items)
+            state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+        with DataLoader2(graph) as loader:
+            loader.load_state_dict(state)
+            with pytest.raises(TooManyErrors) as caught:
+                list(loader)
+        assert caught.value.errors == 8
+
+
 def test_numbers_are_the_places_of_items_in_the_stream_before():
     graph = IterableWrapper("abcdef").filter(lambda item: item in "bdef", repeatable=False).batch(2)
     with DataLoader2(graph) as loader:
