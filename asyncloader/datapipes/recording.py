@@ -389,7 +389,8 @@ class ExpandingPass(StagePass):
         if made:
             ledger.end_parts(number, made)
         else:
-            ledger.leave_out(number, Reason.EMPTY)
+            is_skipped = self.errors > errors and self.pipe.pipe.tolerance.leaves_out
+            ledger.leave_out(number, Reason.ERROR if is_skipped else Reason.EMPTY)
 
     def _numbered(
         self, number: int, parts: Iterator[Any], first: int, ledger: Ledger

@@ -50,6 +50,7 @@ class Reason:
     """Why a number was left out."""
 
     FILTER = "filter"
+    ERROR = "error"
     LENGTH = "length"
     DROP_LAST = "drop_last"
     EMPTY = "empty"

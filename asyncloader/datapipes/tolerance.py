@@ -21,6 +21,7 @@ from asyncloader.datapipes.call import blame, is_async, unawaited
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import keeps_results
+from asyncloader.datapipes.settled import Reason
 from asyncloader.errors import TooManyErrors
 
 # Who listens for what is left out. Threads and tasks of a pass inherit the context in which the
@@ -149,7 +150,7 @@ class RecordedTolerance(Tolerance):
         result = super().answer(pipe, Failure(failure.error, numbered.item), errors)
         ledger.note_failure(number, numbered.key)
         if result is SKIPPED:
-            numbered.leave_out("error")
+            numbered.leave_out(Reason.ERROR)
             return SKIPPED
         if keeps_results(pipe) and number is not None:
             ledger.keep(number, numbered.key, result)

@@ -153,6 +153,20 @@ def test_what_was_left_out_is_counted_by_its_reason_over_all_runs():
     assert [metric.value for metric in stats.as_metrics() if metric.name.endswith("left_out_total")]
 
 
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_an_item_of_which_no_part_could_be_made_is_left_out_by_the_error(repeatable):
+    def halves(item):
+        if item == 3:
+            raise ValueError(item)
+        return [item / 2] * (item != 5)
+
+    pipe = IterableWrapper(range(8)).thread_map(same, ordered=False)
+    pipe = pipe.flatmap(halves, on_error="skip", repeatable=repeatable)
+    with DataLoader2(pipe) as loader:
+        assert len(list(loader)) == 6
+        assert loader.stats().left_out == {"error": 1, "empty": 1}
+
+
 async def soon(item):
     for _ in range(item % 4):
         await asyncio.sleep(0)
@@ -853,7 +867,7 @@ def test_parts_that_cannot_be_made_again_come_once_and_are_those_of_one_answer(n
         return SPLITTING[name](split, source).shuffle(buffer_size=9).batch(4)
 
     found, left_out = a_line(graph, SERVICES[service], (3, 1, 6, 2, 11))
-    check_parts(found, 120 - left_out["empty"])
+    check_parts(found, 120 - left_out.total())
     if service == "here":
         # Only what was not made yet when a state was taken.
         assert set(split.calls) == set(range(120))
