@@ -14,6 +14,7 @@ from asyncloader.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, is_async
 from asyncloader.datapipes.patterns import Pipe, closing_items
+from asyncloader.datapipes.recording import Joining, of_numbered
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
     Count,
@@ -24,6 +25,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     row,
 )
 from asyncloader.datapipes.running.run import Edge
+from asyncloader.datapipes.settled import Reason
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import SnapshotError
 
@@ -128,9 +130,19 @@ class SequencePacker(Pipe[list[T]]):
         self.cut = slice_of if cut_fn is None else checked_function("cut_fn", cut_fn, takes=3)
         self.open_packs = checked_count("open_packs", open_packs, at_least=1)
         self.drop_last = drop_last
+        # Called with what is left out.
+        self._leave_out: Callable[[Any], None] | None = None
 
     def waits(self) -> bool:
         return is_async(self.len_fn) or is_async(self.cut)
+
+    def in_section(self) -> Any:
+        if self.split != "never":
+            # Where a sequence is cut depends on the others, which would be others after a resume.
+            return None
+        self.len_fn = of_numbered(self.len_fn)
+        self._leave_out = operator.methodcaller("leave_out", Reason.DROP_LAST)
+        return Joining(self)
 
     def may_begin_at(self, start: int) -> bool:
         """Whether the last piece of a sequence may begin at ``start``."""
@@ -155,6 +167,10 @@ class SequencePacker(Pipe[list[T]]):
                 yield from self._pack(state, number, sequence, length, cut_of)
             while state._packs and not self.drop_last:
                 yield _yielded(state, state._packs[0])
+            if self._leave_out is not None:
+                for pack in state._packs:
+                    for part in pack.parts:
+                        self._leave_out(part.piece)
 
     def _pack(
         self, state: Packed, number: int, sequence: T, length: int, cut_of: Callable[..., Any]

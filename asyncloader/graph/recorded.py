@@ -154,7 +154,7 @@ def _in_stages(end: Any, pipes: Sequence[Any], numbering: Any) -> tuple[Any, Any
     last, repeats = None, True
     judge = next(filter(_judges, pipes), None)
     for pipe in pipes:
-        repeats = repeats and _repeats(pipe)
+        repeats, name = repeats and _repeats(pipe), stage_name(pipe)
         stage = last = stage_of(pipe) if judge is None else _stage_behind(judge, pipe)
         if isinstance(stage, Fresh):
             judge = None
@@ -162,7 +162,7 @@ def _in_stages(end: Any, pipes: Sequence[Any], numbering: Any) -> tuple[Any, Any
             if stage.source is not pipe:
                 # Stats and errors name the pipe that the user wrote.
                 take_number_of(stage, pipe)
-            stage.known_as = stage_name(pipe)
+            stage.known_as = name
             if isinstance(stage, Stage):
                 stage.is_copied = is_replicable(pipe)
             if isinstance(stage, Expanding):

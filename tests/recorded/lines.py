@@ -209,7 +209,10 @@ WHOLE: list[Step] = [
     lambda pipe, draw, chance: pipe.map(chance.risk, repeatable=False),
     lambda pipe, draw, chance: pipe.async_map(slow, ordered=False, repeatable=False),
     lambda pipe, draw, chance: pipe.thread_map(same, repeatable=False).shuffle(buffer_size=5),
-    lambda pipe, draw, chance: pipe.map(same, repeatable=False, keep_results=True).prefetch(2),
+    # The first runs in workers, the second with the loader.
+    lambda pipe, draw, chance: (
+        pipe.map(same, repeatable=False).map(same, repeatable=False, keep_results=True).prefetch(2)
+    ),
 ]
 
 SEVERAL: list[Step] = [
@@ -238,6 +241,9 @@ BEHIND: list[Step] = [
     ),
     lambda pipe, draw, chance: pipe.groupby(chance.key, keep_key=True, buffer_size=20).map(keyed),
     lambda pipe, draw, chance: pipe.max_token_bucketize(4, len_fn=chance.length, buffer_size=5),
+    lambda pipe, draw, chance: pipe.pack_sequences(
+        7, len_fn=chance.length, open_packs=3, drop_last=draw.random() < 0.3
+    ),
     lambda pipe, draw, chance: pipe.async_map(chance.ask, ordered=False, on_error="skip"),
     lambda pipe, draw, chance: pipe.thread_map(chance.work, concurrency=2, on_error="skip"),
 ]

@@ -81,6 +81,8 @@ LOSES_NUMBERS = {
     "in_memory_cache": lambda: begun().in_memory_cache(),
     "sharding_filter": lambda: begun().sharding_filter(),
     "map_batches": lambda: begun().map_batches(same, 2),
+    "shuffled_flatmap": lambda: begun().shuffled_flatmap(),
+    "pack_sequences": lambda: begun().pack_sequences(9, split="long"),
     "groupby": lambda: begun().groupby(same, drop_remaining=True),
     "fullsync": lambda: begun().fullsync().filter(is_even),
 }
@@ -151,6 +153,22 @@ def test_what_was_left_out_is_counted_by_its_reason_over_all_runs():
     assert stats.left_out == {"error": 1, "filter": 5, "drop_last": 2}
     assert "left out: 2 by drop_last, 1 by error, 5 by filter" in repr(stats)
     assert [metric.value for metric in stats.as_metrics() if metric.name.endswith("left_out_total")]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_packs_of_whole_sequences_may_stand_in_a_section(drop_last):
+    def graph():
+        words = IterableWrapper(range(60)).map(lambda item: "a" * (item % 5 + 1), repeatable=False)
+        return words.pack_sequences(9, len_fn=len, open_packs=3, drop_last=drop_last)
+
+    found, left_out = a_line(graph, lambda: None, (3, 1, 6))
+    assert all(sum(map(len, pack)) <= 9 for pack in found)
+    assert sum(map(len, found)) + left_out["drop_last"] == 60
+    assert left_out.keys() <= {"drop_last"}
+    if not drop_last:
+        assert Counter(word for pack in found for word in pack) == Counter(
+            "a" * (item % 5 + 1) for item in range(60)
+        )
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
