@@ -239,8 +239,12 @@ def recorded_behind(end: Any, outlet: Any) -> Any:
 
 def keeping_in(end: Any) -> Expanding | None:
     """Return the pipe that keeps the parts it has made, if there is one in what is run."""
-    found = (pipe for pipe in pipes_of(end) if isinstance(pipe, Expanding) and pipe.keeps_parts)
-    return next(found, None)
+    return next(filter(keeps_parts, pipes_of(end)), None)
+
+
+def keeps_parts(pipe: Any) -> bool:
+    """Whether a pipe that is run keeps the parts it has made."""
+    return isinstance(pipe, Expanding) and pipe.keeps_parts
 
 
 def counts_all(pipe: Any) -> bool:

@@ -67,6 +67,7 @@ from asyncloader.graph.recorded import (
     counts_all,
     hard_behind,
     hard_to_record,
+    keeps_parts,
     makes_fresh_batches,
     puts_together,
     recorded_from,
@@ -90,6 +91,7 @@ class Purpose(StrEnum):
     PADDED = 'on ranks with uneven="pad"'
     STATE = "for a state"
     STATE_AS_READY = "for a state of workers with in_order=False"
+    STATE_ON_RANKS = "for a state on ranks"
     ACKNOWLEDGE = "to acknowledge items"
     DELIVER = "without acknowledge=True"
     RESTART = "for a restart of workers"
@@ -174,7 +176,7 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
         case Purpose.THREADS:
             return (_not_for_threads,) if workers > 1 else ()
         case Purpose.RANKS:
-            return (_out_of_order_on_ranks,)
+            return _out_of_order_on_ranks, _synced_before_work
         case Purpose.SAME_ITEMS:
             return (_ready_in_other_orders,)
         case Purpose.PADDED:
@@ -183,6 +185,8 @@ def _finders(purpose: Purpose, workers: int) -> Sequence[Finder]:
             return _never_again, _without_a_place, _without_a_record
         case Purpose.STATE_AS_READY:
             return (_without_a_record_as_ready,)
+        case Purpose.STATE_ON_RANKS:
+            return (_synced_before_section,)
         case Purpose.ACKNOWLEDGE:
             return (_never_again_to_acknowledge,)
         case Purpose.DELIVER:
@@ -415,6 +419,8 @@ def _hard(pipe: Any, first: Any) -> Said:
     instead = f"Put {stage_name(pipe)} before {name}"
     if is_repeatable(first):
         what, instead = "which yields results as they are ready", f"{instead}, pass ordered=True"
+    if is_fullsync(pipe):
+        instead = f"Put {stage_name(pipe)} at the end of the graph"
     return (
         f"{stage_name(pipe)} follows {name}, {what}. From there on it is recorded what becomes of"
         f" each item, which cannot be told of what {stage_name(pipe)} yields",
@@ -594,6 +600,31 @@ def _out_of_order_in_workers(graph: Graph) -> Iterator[Said]:
 
 def _out_of_order_on_ranks(graph: Graph) -> Iterator[Said]:
     yield from _out_of_order(graph.pipes, (), SHARDING_PRIORITIES.DISTRIBUTED, "ranks")
+
+
+def _synced_before_work(graph: Graph) -> Iterator[Said]:
+    """Yield the same as for a state, where the results of a section cannot be repeated."""
+    pipes = section(graph, recorded_from(graph))
+    if any(not is_repeatable(pipe) or keeps_parts(pipe) for pipe in pipes):
+        yield from _synced_before_section(graph)
+
+
+def _synced_before_section(graph: Graph) -> Iterator[Said]:
+    """Yield what ranks would agree on otherwise after a resume, as each reads from its own place.
+
+    Some would read more than they had before, and others less.
+    """
+    first = recorded_from(graph)
+    above = {} if first is None else graph.upstream([first])
+    for pipe in filter(is_fullsync, graph.pipes):
+        if id(pipe) in above and pipe is not first:
+            yield (
+                f"{stage_name(pipe)} comes before {stage_name(first)}, from which on it is recorded"
+                " what becomes of each item: to resume, each rank reads what it has not settled,"
+                " so the ranks would agree on other items than before",
+                f"Put {stage_name(pipe)} at the end of the graph, or leave it out:"
+                " DistributedReadingService adds one there",
+            )
 
 
 def _out_of_order(

@@ -216,12 +216,18 @@ class LoaderStates:
 
     def _check_possible(self, role: Role) -> None:
         refusal = self._refusal_as_ready if role.workers and not role.in_order else self._refusal
+        if refusal is None and role.ranks > 1:
+            refusal = self._refusal_on_ranks
         if refusal is not None:
             raise SnapshotError(str(refusal))
 
     @functools.cached_property
     def _refusal(self) -> Refusal | None:
         return first_refusal(self._graph, Purpose.STATE)
+
+    @functools.cached_property
+    def _refusal_on_ranks(self) -> Refusal | None:
+        return first_refusal(self._graph, Purpose.STATE_ON_RANKS)
 
     @functools.cached_property
     def _refusal_as_ready(self) -> Refusal | None:

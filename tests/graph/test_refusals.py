@@ -70,6 +70,13 @@ def fed(*pipes: str) -> IterDataPipe[Any]:
     return end  # type: ignore[no-any-return]
 
 
+def synced(*, repeatable: bool = True) -> IterDataPipe[Any]:
+    divided = numbers().sharding_filter().fullsync()
+    if repeatable:
+        return divided.thread_map(str, ordered=False)
+    return divided.map(str, repeatable=False)
+
+
 CASES = {
     "branches are raced for": (raced, Purpose.RUN, "Give each source a branch of its own"),
     "a branch is left behind": (left_behind, Purpose.RUN, "Let cycle(2) read what the branches"),
@@ -105,6 +112,12 @@ CASES = {
     "live requests": (fed, Purpose.STATE, "Begin anew, without a state"),
     "requests to acknowledge": (fed, Purpose.ACKNOWLEDGE, "leave it out"),
     "dealt as it is ready": (dealt_as_ready, Purpose.STATE, "Put sharding_round_robin_dispatch"),
+    "synced before a section": (
+        lambda: synced(repeatable=False),
+        Purpose.RANKS,
+        "Put fullsync() at the end of the graph, or leave it out",
+    ),
+    "a state of that": (synced, Purpose.STATE_ON_RANKS, "Put fullsync() at the end of the graph"),
     "a restart of that": (dealt_as_ready, Purpose.RESTART, "pass ordered=True, or let it follow"),
 }
 

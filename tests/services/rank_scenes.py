@@ -26,6 +26,7 @@ from asyncloader import (
 )
 from asyncloader.adapters import FullSync
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.errors import SnapshotError
 from asyncloader.ranks import GlooGroup
 from tests.leaks import leaves_nothing
 from tests.processes.ranks import scene
@@ -765,3 +766,26 @@ async def rank_1_ends(how: str, timeout: float) -> Any:
     await asyncio.to_thread(until_said, *words_of_others("found out"))
     await loader.aclose()
     return error, again, seconds
+
+
+@scene
+async def recorded_behind_fullsync() -> Any:
+    """Return why work that cannot be repeated is refused there, and a state where order is lost."""
+    synced = on_this_rank(7, 4, 5).fullsync(TIMEOUT)
+    refused: list[Any] = []
+    try:
+        async with loader_of(synced.map(double, repeatable=False)) as loader:
+            await collected(loader)
+    except ValueError as error:
+        refused.append(str(error))
+    async with loader_of(synced.async_map(double_soon, ordered=False)) as loader:
+        try:
+            loader.state_dict()
+        except SnapshotError as error:
+            refused.append(str(error))
+        refused.append(sorted((await collected(loader))[0]))
+    return refused
+
+
+async def double_soon(item: int) -> int:
+    return 2 * item

@@ -214,6 +214,14 @@ def test_what_a_rank_has_read_and_others_have_not_is_left_out_by_fullsync(play, 
         assert read == set(range(5 + sum(left_out.values())))
 
 
+def test_fullsync_before_a_section_is_refused_by_name_as_ranks_would_agree_on_other_items(play):
+    for work, state, items in play("recorded_behind_fullsync"):
+        assert work.startswith("fullsync(30.0) comes before map(double, repeatable=False)")
+        assert state.startswith("fullsync(30.0) comes before async_map(double_soon")
+        assert all("Put fullsync(30.0) at the end" in why for why in (work, state))
+        assert items == [0, 2, 4, 6]
+
+
 @pytest.mark.parametrize(("workers", "count"), [(0, 3), (1, 2)])
 def test_ranks_go_on_together_after_what_was_acknowledged(play, workers, count):
     found = play("resumed_after_what_was_acknowledged", workers, count)
