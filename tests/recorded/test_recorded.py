@@ -344,6 +344,9 @@ class DiesOnce:
             os.kill(os.getpid(), signal.SIGKILL)
         return fails_on_some(item)
 
+    def tell_delivered(self):
+        self.delivered.open("wb").close()
+
     def twice(self, item):
         yield item
         yield self(item)
@@ -381,7 +384,9 @@ def test_a_failure_in_a_worker_that_dies_counts_once(name, tmp_path):
         with in_workers(graph.shuffle(buffer_size=50), 1, on_worker_death="restart") as loader:
             items = iter(loader)
             next(items)
-            dies.delivered.open("wb").close()
+            # The worker may need more to be taken before it gets to its end.
+            telling = threading.Thread(target=dies.tell_delivered, daemon=True)
+            telling.start()
             for _ in items:
                 pass
             assert loader.stats().restarts == 1
