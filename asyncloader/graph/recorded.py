@@ -103,7 +103,11 @@ def hard_behind(graph: Graph, in_workers: Sequence[Any], end: Any) -> list[Any]:
         return []
     if numbering is not None:
         # What follows it runs on numbered items already.
-        return [*_lost(pipes[1 : pipes.index(numbering)])]
+        at = pipes.index(numbering)
+        before, after = pipes[1:at], pipes[at + 1 :]
+        stages = [stage_of(copy.copy(pipe)) for pipe in before]
+        is_single = not any(isinstance(stage, Joining | Expanding) for stage in stages)
+        return [*_lost(before), *(() if is_single else filter(_takes_single, after))]
     return [*_lost(pipes[1 : _count_of_recorded(pipes)]), *graph.readers(pipes[-1])]
 
 
@@ -118,11 +122,16 @@ def _lost(pipes: Sequence[Any]) -> Iterator[Any]:
         # A rollout counts the prompts that were begun, and would not see those of kept parts.
         may_keep_parts = may_keep_parts and not is_rollout
         # What is known of each number by itself says nothing of several together, or of parts.
-        takes_single = expands or is_rollout or keeps_results(pipe)
+        takes_single = expands or _takes_single(pipe)
         may_expand = repeats or (may_keep_parts and pipe.can_keep_parts) if expands else True
         if stage is None or (takes_single and not is_single) or not may_expand:
             yield pipe
         is_single = is_single and not isinstance(stage, Joining | Expanding)
+
+
+def _takes_single(pipe: Any) -> bool:
+    is_one = isinstance(pipe, Expanding) or has_name(pipe, "rollout")
+    return is_one or keeps_results(pipe)
 
 
 def _repeats(pipe: Any) -> bool:

@@ -938,6 +938,29 @@ def test_a_worker_that_takes_a_dead_ones_place_makes_no_parts_again_of_which_som
     check_parts([parts], 100 - stats.left_out["empty"])
 
 
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda pipe: pipe.map(same, repeatable=False, keep_results=True),
+        lambda pipe: pipe.flatmap(same, repeatable=False),
+    ],
+)
+def test_what_is_kept_of_batches_of_what_comes_as_it_is_ready_is_in_no_state(behind):
+    batches = IterableWrapper(range(40)).sharding_filter().batch(2, across_workers=True)
+    with in_workers(behind(batches), in_order=False) as loader:
+        items = iter(loader)
+        first = next(items)
+        with pytest.raises(SnapshotError, match="reads what workers send, which comes as it is re"):
+            loader.state_dict()
+        rest = list(items)
+    whole = (
+        [first, *rest]
+        if isinstance(first, int)
+        else [each for one in (first, *rest) for each in one]
+    )
+    assert sorted(whole) == list(range(40))
+
+
 def test_an_answer_that_fails_comes_whole_or_not_at_all():
     fails = [True]
 
