@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import ctypes
-import hashlib
 import json
 import math
 import sys
@@ -34,8 +33,8 @@ from asyncloader.datapipes.running.cursor_forms import (
     whole,
 )
 from asyncloader.errors import SnapshotError
-
-VERSION = 6
+from asyncloader.places.checksums import checksum, checksum_in
+from asyncloader.places.versions import VERSION, as_present, this_release
 
 #: The cursors of a graph's pipes, by their numbers in it.
 Cursors = dict[int, dict[str, Any]]
@@ -43,6 +42,7 @@ Cursors = dict[int, dict[str, Any]]
 _GRAPH = "serialized_datapipe"
 _FIELDS = (
     "version",
+    "release",
     _GRAPH,
     "reading_service_state",
     "randomness_state",
@@ -65,8 +65,7 @@ class Randomness(Fields):
     seed: SeedOrNone
     epoch: Count
     epoch_seed: SeedOrNone
-    #: Earlier states do not have it.
-    drawn: SeedOrNone | None = None
+    drawn: SeedOrNone
 
 
 class Position(Fields):
@@ -137,6 +136,7 @@ class SnapshotEncoder:
     def encode(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return a snapshot as plain data; SnapshotError if a pipe's state is not plain."""
         checked = {
+            "release": this_release(),
             _GRAPH: snapshot.graph,
             "fingerprint": self._fingerprint,
             "reading_service_state": snapshot.service_state,
@@ -200,39 +200,20 @@ def without_graph(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, _GRAPH: None, "checksums": sums}
 
 
-def checksum(value: Any) -> str:
-    """Return a checksum of a leaf of a state, or of a dict of such."""
-    leaves = sorted(value.items(), key=_name) if isinstance(value, dict) else [("", value)]
-    whole = b"".join(_whole(name, leaf) for name, leaf in leaves)
-    return hashlib.blake2b(whole, digest_size=16).hexdigest()
-
-
-def _whole(name: Any, leaf: Any) -> bytes:
-    """Return a leaf with its name, type and length, as bytes."""
-    if isinstance(leaf, bytes):
-        return f"{name}:{type(leaf).__name__}:{len(leaf)}:".encode() + leaf
-    text = ascii(leaf)
-    return f"{name}:{type(leaf).__name__}:{len(text)}:{text}".encode()
-
-
-def _name(leaf: tuple[Any, Any]) -> str:
-    return str(leaf[0])
-
-
 def decode(state: Any) -> Snapshot:
     """Return the snapshot in a state; SnapshotError, naming the field, for anything wrong."""
     if not isinstance(state, dict):
         raise SnapshotError(f"a state is a dict, as state_dict() returns it, not {_kind(state)}")
     if not state:
         raise SnapshotError("the state is empty; load none to begin at the beginning")
+    if "version" not in state:
+        raise SnapshotError("the state has no 'version'; was it made by DataLoader2?")
+    state = as_present(state)
     for name in _FIELDS:
         if name not in state:
             raise SnapshotError(f"the state has no {name!r}; was it made by DataLoader2?")
-    version = state["version"]
-    if type(version) is not int or version != VERSION:
-        raise SnapshotError(
-            f"the state's version is {_shown(version)}; this release reads version {VERSION}"
-        )
+    if not isinstance(state["release"], str | None):
+        raise SnapshotError(f"release must be a string or None, not {_kind(state['release'])}")
     for name in (_GRAPH, "reading_service_state"):
         check_form(bytes_or_none, state[name], name)
     randomness = Randomness.read(state["randomness_state"], "randomness_state", named=_DOTTED)
@@ -261,15 +242,8 @@ def _check_sums(state: dict[str, Any]) -> None:
     if not isinstance(sums, dict):
         raise SnapshotError(f"checksums must be a dict, not {_kind(sums)}")
     for name in _CHECKED:
-        if sums.get(name) != _checksum(state[name], name):
+        if sums.get(name) != checksum_in(state, name):
             raise SnapshotError(f"{name} was damaged or changed: its checksum does not match")
-
-
-def _checksum(value: Any, name: str) -> str:
-    try:
-        return checksum(value)
-    except Exception as error:
-        raise SnapshotError(f"{name} is not plain data: {error!r}") from error
 
 
 def _cursors(value: Any) -> Cursors:
@@ -282,11 +256,6 @@ def _cursors(value: Any) -> Cursors:
         if not isinstance(cursor, dict):
             raise SnapshotError(f"{name}[{number!r}] must be a dict, not {_kind(cursor)}")
     return {int(number): cursor for number, cursor in value.items()}
-
-
-def _shown(value: object) -> str:
-    is_short = value is None or (isinstance(value, bool | int | float) and abs(value) < 2**70)
-    return repr(value) if is_short else f"something {_kind(value)}"
 
 
 def _kind(value: object) -> str:

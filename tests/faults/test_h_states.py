@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from asyncloader.errors import SnapshotError
-from asyncloader.places.snapshot import checksum
+from asyncloader.places.checksums import checksum
 
 SEED = 5
 

@@ -38,8 +38,9 @@ from asyncloader.datapipes.iter import (
     SampleMultiplexer,
 )
 from asyncloader.errors import SnapshotError
-from asyncloader.places.snapshot import checksum
+from asyncloader.places.checksums import checksum
 from tests import samples
+from tests.places.kept_forms import as_of_6
 from tests.services.test_resuming import ZOO
 
 SEED = 5
@@ -73,10 +74,16 @@ class Forger:
     parts: list[Any] = field(default_factory=list)
 
     def forged(self, state: Any) -> tuple[Any, str]:
-        """Return a state with one to three changes, and what was changed."""
+        """Return a state with one to three changes, and what was changed.
+
+        Every fourth is in the form of an earlier release.
+        """
         document = _document(state)
         changes = [self._change(document) for _ in range(self.random.choice((1, 1, 1, 2, 3)))]
-        return _state_of(document, state), "; ".join(changes)
+        forged = _state_of(document, state)
+        if self.random.random() < 0.25:
+            forged, changes = as_of_6(forged), ["number 6", *changes]
+        return forged, "; ".join(changes)
 
     def _change(self, document: Any) -> str:
         # Cursors are the most of it.

@@ -16,7 +16,7 @@ import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
 from asyncloader.datapipes.base import IterDataPipe, is_map_pipe
 from asyncloader.datapipes.running import cursor_history, exchange
-from asyncloader.places.snapshot import checksum
+from tests.places.kept_forms import as_of_6
 from tests.samples import ITER_PIPES, LAST, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.steps import (
     check_rest,
@@ -286,14 +286,13 @@ def test_only_the_first_epoch_without_a_seed_draws_from_torch():
 
 
 def test_a_state_that_does_not_say_the_first_seed_resumes_its_epoch():
-    """As states of 0.1 do."""
+    """As the first states of number 6 do."""
     epochs, states = three_unseeded_epochs()
     number, step, state = states[13]
-    randomness = {**state["randomness_state"]}
-    del randomness["drawn"]
-    sums = {**state["checksums"], "randomness_state": checksum(randomness)}
+    del state["randomness_state"]["drawn"]
+    state = as_of_6(state)
     with DataLoader2(shuffled()) as loader:
-        loader.load_state_dict({**state, "randomness_state": randomness, "checksums": sums})
+        loader.load_state_dict(state)
         rest = list(loader)
         later = [list(loader) for _ in range(2)]
     assert rest == epochs[number][step:]

@@ -27,7 +27,7 @@ from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.running import cursor_history
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.errors import SnapshotError
-from asyncloader.places.snapshot import checksum
+from asyncloader.places.checksums import checksum
 from tests.samples import is_odd
 
 

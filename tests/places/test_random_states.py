@@ -15,8 +15,9 @@ import torch
 from asyncloader import DataLoader2, MultiProcessingReadingService, SnapshotError
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.generators import PROCESS
+from asyncloader.places.checksums import checksum
 from asyncloader.places.random_states import RandomStates, SharedGenerators
-from asyncloader.places.snapshot import checksum, is_tensor, to_text
+from asyncloader.places.snapshot import is_tensor, to_text
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.errors import LoaderError, SnapshotError, TooManyErrors, WorkerStartupError
 from asyncloader.graph.refusals import Purpose, refusals
-from asyncloader.places.snapshot import checksum
+from asyncloader.places.checksums import checksum
 from asyncloader.workers.inbox import ShareRecord
 from tests.processes.scripts import ROOT
 from tests.recorded.lines import settled_in
