@@ -22,10 +22,11 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol
 
+from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.traits import is_of_package
+from asyncloader.datapipes.running.traits import attributes, is_of_package
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.deadline import time_left
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
@@ -319,6 +320,7 @@ class ServiceCalls:
     """The moments of one service's life, each as a coroutine with one meaning."""
 
     def __init__(self, service: Any) -> None:
+        _check_attributes(service)
         self.service = service
 
     async def initialize(self, datapipe: Any, *, workers: int = 0) -> Any:
@@ -528,6 +530,16 @@ class PlainReset:
             "this reset has to wait, which a plain initialize_iteration cannot do; write it as"
             " `async def initialize_iteration`, and await iter_reset_fn(datapipe) in its reset",
         )
+
+
+def _check_attributes(service: Any) -> None:
+    """Raise TypeError, naming it, for an attribute that hides a method which a loader calls."""
+    for name, value in attributes(service):
+        if callable(getattr(ReadingServiceInterface, name, None)) and not callable(value):
+            raise TypeError(
+                f"{stage_name(service)} has an attribute {name!r}, {kind_name(value)}, which hides"
+                f" the method {name}() of every reading service; give it another name"
+            )
 
 
 def is_users(service: Any) -> bool:

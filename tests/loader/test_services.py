@@ -740,3 +740,16 @@ def test_a_service_that_takes_out_what_records_is_refused_at_every_start():
         assert loader.reading_service.finalized == starts
     loader.shutdown()
     assert loader.reading_service.finalized == 2
+
+
+@pytest.mark.parametrize("name", ["rank", "limit", "share", "finalize"])
+def test_an_attribute_that_hides_a_method_of_services_is_refused_by_name(name: str) -> None:
+    class Named(ReadingServiceInterface):
+        def __init__(self) -> None:
+            setattr(self, name, 3)
+
+    words = rf"attribute '{name}', int, which hides the method"
+    with pytest.raises(TypeError, match=words):
+        DataLoader2(IterableWrapper(range(3)), reading_service=Named())
+    with pytest.raises(TypeError, match=words):
+        SequentialReadingService(InProcessReadingService(), Named())
