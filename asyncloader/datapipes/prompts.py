@@ -279,7 +279,7 @@ class Calls(RunningAhead):
         self._late: asyncio.TimerHandle | None = None
         #: Whether the source has ended.
         self.has_read_all = False
-        self._is_closing = False
+        self._has_done_its_work = False
         # How many calls were begun in this turn of the loop.
         self._begun_now = 0
         pipe.gate.watch(self)
@@ -293,7 +293,7 @@ class Calls(RunningAhead):
             self._note_change()
             await self.until(self._is_idle)
         finally:
-            self._may_cancel, self._is_closing = False, True
+            self._may_cancel, self._has_done_its_work = False, True
             if running_loop() is not None:
                 await cancelled(self.under_way)
 
@@ -449,7 +449,11 @@ class Calls(RunningAhead):
             self.go_on()
 
     def _is_shut(self) -> bool:
-        return self.pipe.gate.is_shut or self._is_closing
+        return self.pipe.gate.is_shut or self._is_closing()
+
+    def _is_closing(self) -> bool:
+        # A loop that ends cancels all of its tasks, and those of the calls may end first.
+        return self._has_done_its_work or self._task.cancelling() > 0
 
     async def _made(self, member: Member) -> Any:
         group = member.group
@@ -482,11 +486,11 @@ class Calls(RunningAhead):
             member.since = None
             group.running -= 1
         is_aborted, member.is_aborted = member.is_aborted, False
-        if self._is_closing or not group.wants(member):
+        if self._is_closing() or not group.wants(member):
             # Nobody needs it any more. Look at the error, or asyncio would log it.
             _ = task.cancelled() or task.exception()
             self._call_instead(member)
-        elif task.cancelled():
+        elif is_aborted and task.cancelled():
             self._put_back(member)
         else:
             self._take_outcome(member, task, is_aborted)
@@ -506,6 +510,9 @@ class Calls(RunningAhead):
     def _take_outcome(self, member: Member, task: asyncio.Task[Any], is_aborted: bool) -> None:
         try:
             outcome = released(task.result())
+        except asyncio.CancelledError as error:
+            # Nobody asked for that: the call has cancelled its own task, or other code of the user.
+            outcome = failure_of(error, member.group.prompt, self.pipe)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._stop(error)
             return

@@ -264,6 +264,62 @@ async def test_many_failures_in_a_row_raise_the_last():
     assert any("12 calls of rollout" in each for each in raised.value.__notes__)
 
 
+def cancels_itself():
+    asyncio.current_task().cancel()
+
+
+def raises_cancelled():
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("end", [cancels_itself, raises_cancelled])
+async def test_a_cancellation_that_nobody_asked_for_is_a_failure(end):
+    calls = Counter()
+
+    async def generate(prompt, *, attempt):
+        calls[prompt] += 1
+        assert attempt == calls[prompt] - 1
+        if prompt == 7:
+            end()
+        await asyncio.sleep(0)
+        return prompt
+
+    graph = IterableWrapper([7, 8]).rollout(generate, backoff=0.001, attempts=3, concurrency=1)
+    async with DataLoader2(graph) as loader:
+        assert [each async for each in loader] == [8]
+        assert loader.stats().left_out == {"attempts": 1}
+        assert loader.stats().rollouts[0].failed == calls[7] == 3
+    raising = IterableWrapper([7]).rollout(generate, on_error="raise")
+    calls.clear()
+    with pytest.raises(RuntimeError, match=r"of rollout.* raised CancelledError"):
+        assert [each async for each in raising] == []
+
+
+async def test_calls_that_end_with_their_loop_have_not_failed():
+    server = Server()
+
+    async def prompts_that_end_slowly():
+        yield "a"
+        yield "b"
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns()
+
+    graph = IterableWrapper(prompts_that_end_slowly()).rollout(server.generate)
+    loader = DataLoader2(graph, acknowledge=True)
+
+    async def interrupted():
+        coming = asyncio.ensure_future(anext(aiter(loader)))
+        await server.was_asked(2)
+        return coming
+
+    await asyncio.to_thread(asyncio.run, interrupted())
+    (stats,) = loader.stats().rollouts
+    assert (stats.calls, stats.failed) == (2, 0)
+    await loader.aclose()
+
+
 async def test_the_first_failure_may_be_raised():
     graph = IterableWrapper([0, 2, 1, 4]).rollout(failing_on_odd, order="source", on_error="raise")
     items = aiter(graph)
