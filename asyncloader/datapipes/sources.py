@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
@@ -165,12 +166,20 @@ class IterableWrapper(IterDataPipe[T]):
         if not self._passes.are_free:
             return self._passes.items(self, iterable)
         data = changeable_copy(iterable) if self.deepcopy else iterable
-        return iter(self._resumed(data) if self.has_own_state() else data)
+        if self.has_own_state():
+            return iter(self._resumed(data))
+        items = iter(data)
+        # Another object, and one of Python's own, has an iterator of its own.
+        if data is not iterable or type(data) in _CANNOT_ASK:
+            return items
+        return self._passes.checked(self, items)
 
     def _aitems(self, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
         if not self._passes.are_free:
             return self._passes.aitems(self, iterable)
-        return aiter(iterable)
+        items = aiter(iterable)
+        self._passes.check_is_new(self, items)
+        return items
 
     def _must_not_ask(self) -> bool:
         # Python's own containers never ask which worker they are in.
@@ -341,6 +350,10 @@ class Passes:
 
     Iterators written in C (generators, files, ``zip``) are read once. A Python class may begin
     again when ``iter`` is called, or by itself at its end. Only one pass at a time is read.
+
+    Any other iterable is free: passes are read side by side. But it may hand out the same iterator
+    each time. That is well where it has begun again, as that of a file and of torch's DataLoader
+    with persistent workers.
     """
 
     def __init__(self, iterable: object) -> None:
@@ -354,6 +367,29 @@ class Passes:
         self.count = 0
         self.has_ended = True
         self.gave_items = False
+        # Returns the iterator of the latest pass over a free one, unless it is gone.
+        self._latest: Callable[[], object] = _nothing
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_latest": _nothing}
+
+    def checked(self, pipe: object, items: Iterator[T]) -> Iterator[T]:
+        """Return the iterator that a free iterable gave; TypeError if it was read before."""
+        is_known = self.check_is_new(pipe, items)
+        if type(items).__module__ in _NEVER_BEGIN_AGAIN:
+            return items
+        return _HandedOut(self, pipe, items, begins_empty=is_known and self.gave_items)
+
+    def check_is_new(self, pipe: object, items: object) -> bool:
+        """Whether the pass before had this iterator too; TypeError if it cannot begin again."""
+        is_known = self._latest() is items
+        if is_known and type(items).__module__ in _NEVER_BEGIN_AGAIN:
+            raise _read_only_once(pipe)
+        try:
+            self._latest = weakref.ref(items)
+        except TypeError:
+            self._latest = partial(_itself, items)
+        return is_known
 
     def items(self, pipe: object, iterable: Iterable[T]) -> Iterator[T]:
         """Begin another pass; TypeError if the iterable cannot begin again."""
@@ -384,6 +420,18 @@ class Passes:
                 f"this iterator has been invalidated: {pipe!r} wraps an object that is its own"
                 " iterator, and it is being iterated again"
             )
+
+
+#: The modules of iterators that nobody can let begin again: generators, ``map``, ``islice``.
+_NEVER_BEGIN_AGAIN = frozenset({"builtins", "itertools"})
+
+
+def _nothing() -> object:
+    return None
+
+
+def _itself(value: object) -> object:
+    return value
 
 
 class OwnItems:
@@ -440,6 +488,37 @@ class OwnItems:
         # Closing the iterable is the user's business: it may be read again.
         is_close = name in ("close", "aclose") and self._items is self._iterable
         if name.startswith("_") or is_close:
+            raise AttributeError(name)
+        return getattr(self._items, name)
+
+
+class _HandedOut(Iterator[T]):
+    """Yields the items of an iterator that may be handed out again, and notes whether it has any.
+
+    Its attributes are those of this object too.
+    """
+
+    def __init__(
+        self, passes: Passes, pipe: object, items: Iterator[T], *, begins_empty: bool
+    ) -> None:
+        self._passes = passes
+        self._pipe = pipe
+        self._items = items
+        self._begins_empty = begins_empty
+        self._is_at_beginning = True
+
+    def __next__(self) -> T:
+        item: T = next(self._items, _END)
+        if item is _END:
+            if self._is_at_beginning and self._begins_empty:
+                raise _read_only_once(self._pipe)
+            raise StopIteration
+        if self._is_at_beginning:
+            self._is_at_beginning, self._passes.gave_items = False, True
+        return item
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._items, name)
 

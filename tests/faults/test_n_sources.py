@@ -7,7 +7,9 @@ import functools
 import io
 import itertools
 import os
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -372,6 +374,81 @@ def test_n15_a_worker_refuses_it_too(kind, num_workers):
         assert list(loader) == list(range(COUNT))
         with pytest.raises(TypeError, match="read only once"):
             list(loader)
+
+
+class HandsOut:
+    """Hands out the same iterator each time."""
+
+    def __init__(self, make: Callable[[], Iterator[Any]], begin: str = "") -> None:
+        self.make = make
+        self.begin = begin
+        self.items: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.items is None:
+            self.items = self.make()
+        elif self.begin:
+            getattr(self.items, self.begin)(*[0] * (self.begin == "seek"))
+        return self.items
+
+
+class HandsOutAsync(HandsOut):
+    __iter__ = None  # type: ignore[assignment]
+
+    def __aiter__(self):
+        return HandsOut.__iter__(self)
+
+
+async def async_numbers():
+    for number in range(COUNT):
+        yield number
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+# A file is closed by its first reader, and says so itself.
+@pytest.mark.parametrize("name", sorted(READ_ONCE.keys() - {"a file"}))
+def test_n15_an_iterator_that_is_handed_out_twice_is_refused(name, num_workers):
+    pipe = IterableWrapper(HandsOut(READ_ONCE[name]), deepcopy=False).sharding_filter().map(int)
+    with loader_of(pipe, num_workers) as loader:
+        assert list(loader) == list(range(COUNT))
+        with pytest.raises(TypeError, match="read only once"):
+            list(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_n15_an_async_iterator_that_is_handed_out_twice_is_refused(num_workers):
+    pipe = IterableWrapper(HandsOutAsync(async_numbers)).sharding_filter()
+    with loader_of(pipe, num_workers) as loader:
+        assert list(loader) == list(range(COUNT))
+        with pytest.raises(TypeError, match="read only once"):
+            list(loader)
+
+
+def no_numbers() -> Iterator[int]:
+    return Prefetcher(0)
+
+
+BEGUN_AGAIN = {
+    "a file": (READ_ONCE["a file"], "seek", COUNT),
+    "a prefetcher": (Prefetcher, "__iter__", COUNT),
+    "one that begins at its end": (BeginsAtItsEnd, "", COUNT),
+    "nothing": (no_numbers, "__iter__", 0),
+}
+
+
+@pytest.mark.parametrize("name", BEGUN_AGAIN)
+def test_n15_an_iterator_that_is_handed_out_and_begins_again_is_read_each_epoch(name):
+    make, begin, count = BEGUN_AGAIN[name]
+    pipe = IterableWrapper(HandsOut(make, begin), deepcopy=False)
+    with loader_of(pipe.map(int), 0) as loader:
+        for _ in range(3):
+            assert list(loader) == list(range(count))
+
+
+def test_n15_a_pipe_that_was_read_goes_to_another_process():
+    pipe = IterableWrapper(HandsOut(Prefetcher, "__iter__"), deepcopy=False)
+    assert list(pipe) == list(range(COUNT))
+    assert list(pickle.loads(pickle.dumps(pipe))) == list(range(COUNT))
 
 
 def test_n15_two_readers_at_once_do_not_share_one_iterator():
