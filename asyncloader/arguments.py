@@ -37,6 +37,13 @@ def checked_auto(name: str, value: Any, *, at_least: int) -> Any:
     return checked_count(name, value, at_least=at_least)
 
 
+def checked_flag(name: str, value: Any) -> bool:
+    """Return True or False, also of 1 or 0; raise ValueError otherwise."""
+    if value not in (True, False):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def checked_integer(name: str, value: Any) -> int:
     """Return an integer; raise TypeError otherwise."""
     if isinstance(value, bool):

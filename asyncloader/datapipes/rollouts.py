@@ -26,7 +26,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
-from asyncloader.arguments import checked_count, checked_seconds, function_name
+from asyncloader.arguments import checked_count, checked_flag, checked_seconds, function_name
 from asyncloader.datapipes.admission import Admission, Order, Version
 from asyncloader.datapipes.attempts import Attempts
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
@@ -133,7 +133,7 @@ class Rollout(IterDataPipe[T]):
         self.group_timeout = group_timeout
         self.max_failures = checked_count("max_failures", max_failures, at_least=1)
         self.most_ahead = checked_count("most_ahead", most_ahead, at_least=1)
-        self.keep_results = keep_results
+        self.keep_results = checked_flag("keep_results", keep_results)
         self._takes = _told_to(generate)
         self._check_groups()
         self._check_lag()

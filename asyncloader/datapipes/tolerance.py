@@ -16,7 +16,7 @@ from threading import Event
 from types import CoroutineType
 from typing import Any, Literal
 
-from asyncloader.arguments import check_takes, checked_count
+from asyncloader.arguments import check_takes, checked_count, checked_flag
 from asyncloader.datapipes.call import blame, is_async, unawaited
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
@@ -131,13 +131,13 @@ class Tolerance:
 
 
 def checked_keeping(keep_results: bool, repeatable: bool) -> bool:
-    """Return ``keep_results``; ValueError if it is True of a function that repeats."""
-    if keep_results and repeatable:
+    """Return ``keep_results``; ValueError if it is no bool, or True of what repeats."""
+    if checked_flag("keep_results", keep_results) and repeatable:
         raise ValueError(
             "keep_results=True goes with repeatable=False: what repeats is made again after a"
             " resume"
         )
-    return keep_results
+    return bool(keep_results)
 
 
 class RecordedTolerance(Tolerance):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
-from asyncloader.arguments import kind_name
+from asyncloader.arguments import checked_flag, kind_name
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.full_sync import Uneven
@@ -126,9 +126,9 @@ class DataLoader2(Generic[T_co]):
         acknowledge: bool = False,
     ) -> None:
         self.reading_service = _own_service(reading_service)
-        self._acknowledges = acknowledge
+        self._acknowledges = checked_flag("acknowledge", acknowledge)
         # The latest iterator's; that of the present epoch is the engine's.
-        self._buffer = ItemBuffer(acknowledges=acknowledge)
+        self._buffer = ItemBuffer(acknowledges=self._acknowledges)
         # Lightning sets an attribute named _iterator, which torch's loader has, to None.
         self._live_iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
         #: The adapted graph; if none was given, None until ``load_state_dict`` brings it.
@@ -686,7 +686,7 @@ class DataLoader2(Generic[T_co]):
 
 def _acknowledging(acknowledge: bool) -> dict[str, bool]:
     """Return the argument of a constructor; none where a subclass may not know it."""
-    return {"acknowledge": True} if acknowledge else {}
+    return {"acknowledge": True} if checked_flag("acknowledge", acknowledge) else {}
 
 
 def iter_pipe(datapipe: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from asyncloader.arguments import (
     checked_auto,
     checked_count,
+    checked_flag,
     checked_function,
     checked_graph,
     checked_seconds,
@@ -123,8 +124,7 @@ class WorkersReadingService(ReadingServiceInterface, ABC):
 
     def _check_parameters(self) -> None:
         """Raise TypeError or ValueError for a wrong parameter, and give each its plain form."""
-        if self.in_order not in (True, False):
-            raise ValueError(f"in_order must be True or False, got {self.in_order!r}")
+        self.in_order = checked_flag("in_order", self.in_order)
         if self.on_worker_death not in ("raise", "restart", None):
             raise ValueError(
                 f'on_worker_death must be "raise", "restart" or None, got {self.on_worker_death!r}'

@@ -540,6 +540,7 @@ async def test_a_trainer_that_takes_its_time_starves_nobody():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"keep_results": "x"}, "keep_results must be True or False, got 'x'"),
         ({"max_lag": 1}, "needs version=Version"),
         ({"max_lag": 1, "version": Version()}, "and per_step"),
         ({"max_lag": 1, "version": Version(), "per_step": 2, "order": 4}, "use order=3 at most"),

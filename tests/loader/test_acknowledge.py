@@ -568,3 +568,11 @@ def test_a_graph_of_which_no_state_can_be_taken_is_acknowledged_all_the_same():
             loader.state_dict()
         loader.ack()
         assert len(list(loader)) == 6
+
+
+def test_what_is_no_bool_is_refused():
+    words = "acknowledge must be True or False, got 'x'"
+    with pytest.raises(ValueError, match=words):
+        DataLoader2(it.IterableWrapper([1]), acknowledge="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=words):
+        DataLoader2.from_dataset([1], acknowledge="x")  # type: ignore[arg-type]

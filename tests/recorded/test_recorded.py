@@ -806,6 +806,8 @@ def test_a_quantized_tensor_is_refused_by_name():
 
 
 def test_results_are_kept_only_of_single_items_and_of_functions_that_do_not_repeat():
+    with pytest.raises(ValueError, match="keep_results must be True or False, got 'x'"):
+        IterableWrapper([1]).map(same, repeatable=False, keep_results="x")
     with pytest.raises(ValueError, match="keep_results=True goes with repeatable=False"):
         IterableWrapper([1]).map(same, keep_results=True)
     graph = IterableWrapper([1]).filter(is_even, repeatable=False).batch(2)
