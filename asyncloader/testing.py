@@ -29,6 +29,7 @@ from functools import cached_property
 from itertools import chain, islice, zip_longest
 from typing import Any
 
+from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.datapipes.iter import IterDataPipe
 from asyncloader.datapipes.running.cursor_history import noting_at_every_item
@@ -47,6 +48,7 @@ from asyncloader.graph import apply_sharding, breadth_first, copy_graph
 from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.runtime import running_loop
+from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.multi_threading import MultiThreadingReadingService
 from asyncloader.transport.code import dumps_code, loads_code
@@ -1077,6 +1079,11 @@ def arguments_are_attributes(case: ServiceCase) -> None:
 def a_services_name_is_short(case: ServiceCase) -> None:
     """``repr`` of the service is one short line, which begins with its class."""
     service = case.make()
+    _demand(
+        isinstance(service, ReadingServiceInterface),
+        f"make() must return a reading service, and returned {kind_name(service)}: return an object"
+        " whose class derives from ReadingServiceInterface",
+    )
     _demand_short(service, type(service).__name__, 200)
 
 

@@ -396,6 +396,8 @@ def test_a_right_service_passes():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: 5, "make.. must return a reading service, and returned int"),
+        (lambda: InPairs, "must return a reading service, and returned the class InPairs"),
         (InPairs, "does not yield what the graph yields: .* says so by like="),
         (lambda: ForgetsItsArgument(2), "keeps its argument 'size' nowhere: set self.size"),
         (OpensAFile, "after a loader with .* leaves behind: unclosed file"),
