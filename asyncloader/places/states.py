@@ -16,7 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asyncloader.datapipes.base import COPIES
+from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.one_to_one import is_one_to_one
+from asyncloader.datapipes.rollouts import Rollout
 from asyncloader.datapipes.running.cursor_forms import (
     Form,
     FormOf,
@@ -27,8 +30,11 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.traits import draws, has_own_state
+from asyncloader.datapipes.running.traits import calls_for_each, draws, has_own_state, is_ours
+from asyncloader.datapipes.selecting import Header
 from asyncloader.datapipes.settled import Recorded, of_now
+from asyncloader.datapipes.sharding import ShardingFilter
+from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import NOT_CUT, cut_graph
 from asyncloader.graph.fingerprint import differences, fingerprint
@@ -119,6 +125,8 @@ class LoaderStates:
         is_between = own.epoch_seed is None
         if not is_between and (own.rank, own.ranks) == (role.rank, role.ranks):
             self._check_lengths(own)
+        if not is_between:
+            self._check_source(own)
         for snapshot in snapshots:
             self._check_cursors(snapshot)
         start = _start_for(self._graph, snapshots, role)
@@ -161,6 +169,23 @@ class LoaderStates:
                     " with items twice or not at all. Resume with the data of before, or with a"
                     " state that was taken between two epochs"
                 )
+
+    def _check_source(self, snapshot: Snapshot) -> None:
+        """Raise SnapshotError if the source surely has fewer items than were read of it."""
+        cut = cut_graph(self._graph) if snapshot.workers else NOT_CUT
+        if not all(part.is_sharded for part in cut.parts):
+            # Each worker has read the same items.
+            return
+        pipe, read = self._graph.end, snapshot.items - (snapshot.padding or 0)
+        while (taken := _least_taken(pipe, read, shares=max(1, snapshot.workers))) is not None:
+            pipe, read = pipe.source, taken
+        length = _length_of(pipe) if _is_in_memory(pipe) else None
+        if length is not None and length < read:
+            raise SnapshotError(
+                f"the state does not fit the data: {read} items of {stage_name(pipe)} were read by"
+                f" then, and it has only {length}. Resume with the data of before, or with a state"
+                " that was taken between two epochs"
+            )
 
     def _check_reach(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError if a pipe had yielded more items than the loader."""
@@ -281,6 +306,29 @@ def _yielded_at(pipe: Any, cursor: Cursor) -> int:
     if has_own_state(pipe):
         return int(cursor["yielded"])
     return int(pipe.yielded_at(pipe.State.loaded(cursor)))
+
+
+def _least_taken(pipe: Any, yielded: int, *, shares: int) -> int | None:
+    """Return how many items a pipe took at least to yield so many; None where nobody can say."""
+    if not is_ours(pipe):
+        return None
+    if isinstance(pipe, Header):
+        # Where it has reached its limit, nothing of the source is wanted any more.
+        return yielded if pipe.limit is None or yielded < pipe.limit else None
+    if isinstance(pipe, Batcher) and not pipe.goes_by_clock():
+        # The last batch of each share may be short.
+        short = 0 if pipe.drop_last else min(yielded, shares)
+        return short + (yielded - short) * pipe.batch_size
+    is_at_most_one = is_one_to_one(pipe) or calls_for_each(pipe)
+    return yielded if is_at_most_one or isinstance(pipe, ShardingFilter | Rollout) else None
+
+
+def _is_in_memory(source: Any) -> bool:
+    """Whether a source's length is what it yields in an epoch, and no guess of the user's."""
+    if isinstance(source, IterableWrapper):
+        is_whole = isinstance(source.iterable, Sequence) and not source.shards_itself
+        return type(source) is IterableWrapper and is_whole
+    return type(source) is MapToIterConverter
 
 
 def _length_of(source: Any) -> int | None:

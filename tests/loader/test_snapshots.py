@@ -396,6 +396,76 @@ def test_a_state_within_an_epoch_is_refused_where_an_order_is_drawn_of_more_item
             assert len(list(chain(*loader))) == now
 
 
+def plain_keys(count: int) -> Any:
+    return mp.SequenceWrapper(list(range(count))).to_iter_datapipe().sharding_filter().map(str)
+
+
+def plain_range(count: int) -> Any:
+    return it.IterableWrapper(range(count)).map(str).sharding_filter().prefetch(2)
+
+
+async def echo(item: Any) -> Any:
+    return item
+
+
+def answers(count: int) -> Any:
+    return it.IterableWrapper(range(count)).sharding_filter().rollout(echo, order="source")
+
+
+def batches(count: int) -> Any:
+    return DataLoader2.from_dataset(range(count), batch_size=4).datapipe
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "taken", "least"),
+    [
+        (plain_keys, 15, 15),
+        (plain_range, 15, 15),
+        (answers, 15, 15),
+        (in_order, 6, 18),
+        (batches, 6, 18),
+    ],
+)
+def test_a_state_is_refused_where_fewer_items_are_left_than_were_read(make, taken, least, workers):
+    service = MultiProcessingReadingService(workers) if workers else None
+    _, state = part_of_an_epoch(make(50), service, taken)
+    words = r"\d+ items of .* were read by then, and it has only 10\."
+    with DataLoader2(make(10), reading_service=service) as loader:
+        with pytest.raises(SnapshotError, match=words):
+            loader.load_state_dict(state)
+        assert len(list(loader)) > 2
+    for enough in (least + 4, 49):
+        with DataLoader2(make(enough), reading_service=service) as loader:
+            loader.load_state_dict(state)
+            list(loader)
+
+
+REPEATED = {
+    "cycle": lambda count: it.IterableWrapper(range(count)).cycle(9),
+    "keys": lambda count: mp.SequenceWrapper([5]).to_iter_datapipe([0] * 40),
+    "flatmap": lambda count: it.IterableWrapper(range(count)).flatmap(lambda item: [item] * 9),
+    "header": lambda count: it.IterableWrapper(range(count)).header(15),
+    "the end": lambda count: it.IterableWrapper(range(min(count, 15))),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_state_is_not_refused_where_items_come_more_than_once(name):
+    make = REPEATED[name]
+    _, state = part_of_an_epoch(make(50), None, 15)
+    with DataLoader2(make(15 if name == "the end" else 10)) as loader:
+        loader.load_state_dict(state)
+        list(loader)
+
+
+def test_a_state_between_two_epochs_goes_on_with_fewer_items():
+    _, state = part_of_an_epoch(plain_keys(40), None, 41)
+    with DataLoader2(plain_keys(10)) as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 10
+
+
 def test_a_state_between_two_epochs_goes_on_with_more_items():
     items, state = part_of_an_epoch(shuffled_keys(40), None, 11)
     assert len(items) == 10
