@@ -65,7 +65,7 @@ def test_states_of_another_form_are_counted_and_load(tmp_path):
 
 def test_a_state_that_no_longer_loads_is_a_difference(tmp_path):
     with pytest.raises(Differs, match=r"loaded by this one: SnapshotError: .* version"):
-        compared(tmp_path, Subject(0, SHUFFLED, Way(0)), was="VERSION = 6", instead="VERSION = 5")
+        compared(tmp_path, Subject(0, SHUFFLED, Way(0)), was="VERSION = 7", instead="VERSION = 8")
 
 
 def test_a_side_that_dies_is_a_difference(tmp_path):
