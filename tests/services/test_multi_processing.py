@@ -173,8 +173,9 @@ def a_megabyte(number):
 @pytest.mark.parametrize(
     ("weight", "settings", "most"),
     [
-        # So many portions of one item, those that were taken together and one that waits.
-        (a_megabyte, {"worker_prefetch_cnt": 3}, 8),
+        # So many portions of one item, as many that were taken together, as many that wait for those
+        # to be looked at, and one.
+        (a_megabyte, {"worker_prefetch_cnt": 3}, 10),
         # So many bytes, and the same.
         (a_kilobyte, {"prefetch_bytes": 100_000}, 250),
     ],
