@@ -173,11 +173,11 @@ def a_megabyte(number):
 @pytest.mark.parametrize(
     ("weight", "settings", "most"),
     [
-        # So many portions of one item, as many that were taken together, as many that wait for those
-        # to be looked at, and one.
+        # So many portions of one item, as many that were taken together, as many behind those, and
+        # one that waits.
         (a_megabyte, {"worker_prefetch_cnt": 3}, 10),
         # So many bytes, and the same.
-        (a_kilobyte, {"prefetch_bytes": 100_000}, 250),
+        (a_kilobyte, {"prefetch_bytes": 100_000}, 320),
     ],
     ids=["large items", "many bytes"],
 )
