@@ -739,7 +739,8 @@ def test_nothing_that_was_finished_is_called_for_again_and_its_parts_come_once(n
         return KEEPING[name](costly, source).flatmap(same).shuffle(buffer_size=9).batch(4)
 
     def service():
-        return MultiProcessingReadingService(workers) if workers else None
+        # So that little is in flight, however late the loader is.
+        return MultiProcessingReadingService(workers, worker_prefetch_cnt=0) if workers else None
 
     found, _ = a_line(graph, service, (3, 1, 6, 2, 11))
     parts = [part for batch in found for part in batch]
