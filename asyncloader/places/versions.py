@@ -44,13 +44,12 @@ def as_present(state: dict[str, Any]) -> dict[str, Any]:
     version = state["version"]
     if type(version) is not int or not 0 <= version < 2**70:
         raise SnapshotError("the state's version is no number of a release's states")
-    oldest = min(NEXT, default=VERSION)
-    reads = f"reads {oldest} to {VERSION}" if oldest < VERSION else f"reads {VERSION}"
-    ours = f"asyncloader {this_release() or ''}".rstrip()
+    oldest = min(NEXT)
+    ours = f"asyncloader {this_release() or ''}".rstrip() + f" reads {oldest} to {VERSION}"
     if version < oldest:
         raise SnapshotError(
             f"the state's version is {version}, which no release after 0.1.0 resumes exactly;"
-            f" {ours} {reads}. Go on with asyncloader 0.1.0, or begin a new run, which may load the"
+            f" {ours}. Go on with asyncloader 0.1.0, or begin a new run, which may load the"
             " weights"
         )
     if version > VERSION:
@@ -58,7 +57,7 @@ def as_present(state: dict[str, Any]) -> dict[str, Any]:
         named = isinstance(release, str) and 0 < len(release) < 40
         of_release = f"asyncloader {release}" if named else "the newest asyncloader"
         raise SnapshotError(
-            f"the state's version is {version}, and {ours} {reads}: the state is of a later"
+            f"the state's version is {version}, and {ours}: the state is of a later"
             f" release. Install that one, or a later one: {of_release}"
         )
     while version < VERSION:
