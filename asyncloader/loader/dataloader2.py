@@ -42,6 +42,7 @@ from asyncloader.places.elastic import Role
 from asyncloader.places.snapshot import without_graph
 from asyncloader.places.states import LoaderStates, own_state, unpickled_graph, workers_of
 from asyncloader.services.base import ReadingServiceInterface
+from asyncloader.services.hooks import ServiceHooks, hooks_of
 from asyncloader.services.in_process import InProcessReadingService
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class DataLoader2(Generic[T_co]):
         acknowledge: bool = False,
     ) -> None:
         self.reading_service = _own_service(reading_service)
+        self._hooks = hooks_of(self.reading_service)
         self._acknowledges = checked_flag("acknowledge", acknowledge)
         # The latest iterator's; that of the present epoch is the engine's.
         self._buffer = ItemBuffer(acknowledges=self._acknowledges)
@@ -142,7 +144,7 @@ class DataLoader2(Generic[T_co]):
             self._use_graph(adapted(copy_graph(iter_pipe(datapipe)), datapipe_adapter_fn))
         if seed is not None:
             self.seed(seed)
-        self.reading_service.expect_start()
+        self._hooks.expect_start()
 
     @classmethod
     def from_state(
@@ -347,7 +349,7 @@ class DataLoader2(Generic[T_co]):
     @property
     def num_workers(self) -> int:
         """In how many workers the graph runs."""
-        return self.reading_service.worker_count()
+        return self._hooks.worker_count()
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -358,7 +360,7 @@ class DataLoader2(Generic[T_co]):
         divided it, if only one-to-one pipes come in between. Elsewhere there are none.
         """
         numbers = self._engine.numbers()
-        return numbers and self._states.numbers_in_whole(numbers, _role(self.reading_service))
+        return numbers and self._states.numbers_in_whole(numbers, _role(self._hooks))
 
     @property
     def is_padding(self) -> bool:
@@ -478,8 +480,8 @@ class DataLoader2(Generic[T_co]):
         if self._loaded is not None and self._engine.is_set_back:
             return copy.deepcopy(self._loaded if include_datapipe else without_graph(self._loaded))
         self._check_has_graph()
-        (seeds, start), role = self._engine.place(self._buffer), _role(self.reading_service)
-        adjustable = self.reading_service.adjustable()
+        (seeds, start), role = self._engine.place(self._buffer), _role(self._hooks)
+        adjustable = self._hooks.adjustable()
         if start is not None and start.position and adjustable is not None:
             cursors, workers = adjustable.portable(start.cursors, role.workers)
             start, role = replace(start, cursors=cursors), replace(role, workers=workers)
@@ -509,8 +511,8 @@ class DataLoader2(Generic[T_co]):
         own = self.datapipe
         graph = unpickled_graph(state_dict) if own is None else own
         states = self._states if own is not None else LoaderStates(Graph(graph))
-        role = _role(self.reading_service)
-        adjustable = self.reading_service.adjustable()
+        role = _role(self._hooks)
+        adjustable = self._hooks.adjustable()
         is_chosen = adjustable is not None and adjustable.chooses_workers
         if is_chosen and isinstance(state_dict, dict):
             role = replace(role, workers=workers_of(state_dict, role.workers))
@@ -535,16 +537,16 @@ class DataLoader2(Generic[T_co]):
         It says how many items there were, who waited for whom, and where the time went.
         Printed, it is a table, and ``stats().verdict()`` says who is the bottleneck.
         """
-        adjustable, graph = self.reading_service.adjustable(), self._graph
-        places = () if graph is None else places_of(graph, self.reading_service.worker_count())
+        adjustable, graph = self._hooks.adjustable(), self._graph
+        places = () if graph is None else places_of(graph, self._hooks.worker_count())
         return stats_of(
             () if graph is None else graph.pipes,
             self._engine.watching,
-            self.reading_service.worker_stats(),
+            self._hooks.worker_stats(),
             () if graph is None else nodes_of(graph, places),
             epochs=self._engine.epochs,
             items=self._buffer.passed,
-            restarts=self.reading_service.restarts(),
+            restarts=self._hooks.restarts(),
             earlier=self._engine.earlier,
             choices=() if adjustable is None else tuple(adjustable.choices()),
             left_out=self._engine.left_out(),
@@ -745,6 +747,6 @@ def _functions_of(service: Any) -> Iterator[Any]:
         yield from _functions_of(each)
 
 
-def _role(service: ReadingServiceInterface) -> Role:
-    rank, ranks = service.rank()
-    return Role(service.worker_count(), service.is_in_order(), rank, ranks, service.pads())
+def _role(hooks: ServiceHooks) -> Role:
+    rank, ranks = hooks.rank()
+    return Role(hooks.worker_count(), hooks.is_in_order(), rank, ranks, hooks.pads())

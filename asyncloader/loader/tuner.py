@@ -18,7 +18,7 @@ from asyncloader.deadline import time_left
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS
 from asyncloader.runtime import begin_task, running_loop
-from asyncloader.services.base import Adjustable
+from asyncloader.services.hooks import Adjustable
 from asyncloader.tuning import Window
 from asyncloader.waiting import call_soon
 from asyncloader.workers.worker_stats import WorkerStats

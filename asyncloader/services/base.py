@@ -3,7 +3,7 @@
 This file is about ``ReadingServiceInterface``: the moments of a service's life, which a
 loader calls in this order:
 
-    initialize ── verify ── (initialize_iteration ── finalize_iteration) per epoch ── finalize
+    initialize ── (initialize_iteration ── finalize_iteration) per epoch ── finalize
 
 and about resets, the functions that services pass on to the graph at the start of an epoch.
 A user's service may be written in several styles: methods may be async or plain, take no
@@ -19,23 +19,18 @@ import inspect
 import math
 import warnings
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec
 
 from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import attributes, is_of_package
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.deadline import time_left
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
-from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.runtime import finished_at_once
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import dumps_code, loads_code
-from asyncloader.tuning import Window
-from asyncloader.workers.worker_stats import WorkerStats
 
 P = ParamSpec("P")
 
@@ -73,7 +68,9 @@ class ReadingServiceInterface:
     """Says how a graph is run, with one method for each moment of a loader's life.
 
     Every method may also be a plain ``def``. A service must be copyable and picklable
-    before ``initialize``.
+    before ``initialize``. Besides these a loader calls, where the class has them, the plain
+    methods ``length(datapipe)``, how many items an epoch has where ``initialize`` changes that,
+    and ``pause()``, ``resume()`` and ``limit(num_items)``, when its own are called.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -93,13 +90,6 @@ class ReadingServiceInterface:
         then ``finalize`` follows, and later the next start.
         """
         return datapipe
-
-    @sync_or_async
-    async def verify(self, facts: Facts) -> None:
-        """Check what must be the same on all ranks, after all services are initialized.
-
-        An error keeps the loader from starting, as if ``initialize`` had raised it.
-        """
 
     @any_signature
     async def initialize_iteration(
@@ -121,140 +111,8 @@ class ReadingServiceInterface:
     async def finalize(self) -> None:
         """Release everything the service holds; it may be called more than once."""
 
-    def expect_start(self) -> None:
-        """Begin what takes long at a start, in the background: a loader was made that will start.
-
-        Must not block, and must not fail: the loader may never be used.
-        """
-
-    def needs_finalize(self) -> bool:
-        """Whether the service holds something that only ``finalize`` releases.
-
-        Then a loader that is dropped without a shutdown calls it, with a warning.
-        """
-        return type(self).finalize is not ReadingServiceInterface.finalize
-
-    def length(self, datapipe: Any) -> int:
-        """Return how many items an epoch of the graph has; TypeError if that is unknown."""
-        return len(self.share(datapipe))
-
-    def graph_changer(self) -> str:
-        """Return the name of what may change the graph when the loader starts, or "".
-
-        If there is something, the length is that of the graph that ``initialize`` returned.
-        """
-        return ""
-
     def __repr__(self) -> str:
         return stage_name(self)
-
-    def share(self, datapipe: Any) -> Any:
-        """Return a graph with as many items as this rank's share of the graph."""
-        return datapipe
-
-    def worker_count(self) -> int:
-        """Return in how many worker processes the graph runs."""
-        return 0
-
-    def is_in_order(self) -> bool:
-        """Whether items come in the same order every time."""
-        return True
-
-    def rank(self) -> tuple[int, int]:
-        """Return which rank this is, and how many ranks divide the items among them."""
-        return 0, 1
-
-    def meets_others(self) -> bool:
-        """Whether ranks agree with one another, also those that load the same items."""
-        return False
-
-    def pads(self) -> bool:
-        """Whether ranks repeat items so that all have as many."""
-        return False
-
-    def own_items(self) -> int | None:
-        """Return how many items of the epoch come before padding; None if that is not known."""
-        return None
-
-    def worker_stats(self) -> list[WorkerStats]:
-        """Return how the service's processes are doing; to be called at any moment."""
-        return []
-
-    def restarts(self) -> int:
-        """Return how many processes of the service died and were replaced."""
-        return 0
-
-    def pause(self) -> None:
-        """Produce nothing more until ``resume``; an item in progress may finish."""
-
-    def resume(self) -> None:
-        """Produce items again, after ``pause`` or a limit."""
-
-    def seed_rest(self) -> None:
-        """Give pipes that stay with the loader the seeds that were drawn for them in this epoch.
-
-        A service that divides the graph among processes draws shared seeds for all of it.
-        """
-
-    def limit(self, num_items: int | None) -> None:
-        """Note that the loader yields so many items and then stops for a while."""
-
-    def adjustable(self) -> Adjustable | None:
-        """Return what can change the number of workers while the loader is used, or None."""
-        return None
-
-    def begins_and_ends_at_once(self) -> bool:
-        """Whether nothing is done for an epoch, at its beginning or its end, that needs a loop."""
-        return False
-
-
-class Adjustable(Protocol):
-    """A service that chooses its number of workers, as the loader sees it."""
-
-    #: Whether the rest of an epoch can run with another number, in the same order.
-    is_elastic: bool
-    #: Whether it chooses the number of workers, and not only how far they run ahead.
-    chooses_workers: bool
-
-    def running(self) -> int:
-        """Return how many workers run now."""
-        ...
-
-    def note(self, window: Window) -> None:
-        """Note what was measured in a stretch of time."""
-        ...
-
-    def wants_change(self) -> bool:
-        """Whether other settings than the present ones should be used."""
-        ...
-
-    async def prepare(self) -> None:
-        """Start what those settings need, beside what runs now."""
-        ...
-
-    def drain(self) -> None:
-        """Let the workers send what they work at, and no more: others are to take over."""
-        ...
-
-    async def adopt(self) -> Any | None:
-        """Change to the settings, between epochs; return the graph to iterate if it is another."""
-        ...
-
-    def resume_with(self, workers: int) -> None:
-        """Use so many workers first, because a state was taken with them."""
-        ...
-
-    def fitted(self, cursors: Cursors) -> Cursors:
-        """Return cursors of any number of workers for those that run now."""
-        ...
-
-    def portable(self, cursors: Cursors, workers: int) -> tuple[Cursors, int]:
-        """Return cursors that any number of workers can resume, and with how many they go."""
-        ...
-
-    def choices(self) -> list[str]:
-        """Return what was chosen, and why, in words."""
-        ...
 
 
 class CheckpointableReadingServiceInterface(ReadingServiceInterface):
@@ -298,17 +156,6 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
         """Raise an error if ``restore`` could not resume from a checkpoint; change nothing."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What must be the same on all ranks once a loader's services are initialized."""
-
-    #: The graph as it was before any service changed it.
-    graph: Fingerprint
-    num_workers: int
-    #: Whether items come in the same order every time.
-    is_in_order: bool = True
-
-
 #: How much longer than the time to close a user's service may take, in seconds.
 _LATE_SECONDS = 0.1
 
@@ -348,10 +195,6 @@ class ServiceCalls:
             "restore",
             await result_of(self.service.restore(datapipe, serialized_state)),
         )
-
-    async def verify(self, facts: Facts) -> None:
-        """Let the service check what must be the same on all ranks."""
-        await result_of(self.service.verify(facts))
 
     @functools.cached_property
     def _takes_reset(self) -> bool:
@@ -534,32 +377,15 @@ class PlainReset:
 
 def _check_attributes(service: Any) -> None:
     """Raise TypeError, naming it, for an attribute that hides a method which a loader calls."""
+    ours = [vars(kind) for kind in type(service).__mro__ if is_of_package(kind)]
     for name, value in attributes(service):
-        if callable(getattr(ReadingServiceInterface, name, None)) and not callable(value):
+        if not callable(value) and any(callable(methods.get(name)) for methods in ours):
             raise TypeError(
                 f"{stage_name(service)} has an attribute {name!r}, {kind_name(value)}, which hides"
-                f" the method {name}() of every reading service; give it another name"
+                f" the method {name}() of a reading service; give it another name"
             )
 
 
 def is_users(service: Any) -> bool:
     """Whether a service is the user's own class."""
     return not is_of_package(type(service))
-
-
-def graph_changer(service: Any) -> str:
-    """Return the name of what may change a service's graph, or "".
-
-    A user's service that defines ``length`` or ``share`` itself is believed.
-    """
-    kind = type(service)
-    if not _all_ours(kind, "length", "share"):
-        return ""
-    if not _all_ours(kind, "initialize"):
-        return f"{kind.__qualname__}.initialize"
-    changer: str = service.graph_changer()
-    return changer
-
-
-def _all_ours(kind: type, *methods: str) -> bool:
-    return all(is_of_package(getattr(kind, name)) for name in methods)

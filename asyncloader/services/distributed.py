@@ -41,11 +41,12 @@ from asyncloader.ranks import (
     world_size,
 )
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
+from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.from_workers import FromWorkers
+from asyncloader.services.hooks import Facts, ServiceHooks
 
 
-class DistributedReadingService(ReadingServiceInterface):
+class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
     """Load a share of the items on every rank of a torch.distributed run.
 
     A ``sharding_filter`` in the graph says where items are divided among the ranks. All

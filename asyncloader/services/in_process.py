@@ -28,13 +28,14 @@ from asyncloader.services.base import (
     result_of,
     unchanged,
 )
+from asyncloader.services.hooks import ServiceHooks
 from asyncloader.worker_info import WorkerInfo, this_worker
 
 #: What functions for workers are given when there are no workers.
 HERE = WorkerInfo(num_workers=1, worker_id=0)
 
 
-class InProcessReadingService(ReadingServiceInterface):
+class InProcessReadingService(ReadingServiceInterface, ServiceHooks):
     """Run the graph in this process; the global random generators are left alone.
 
     ``prefetch_cnt`` items are held ready at the end of the graph. ``init_fn(pipe)`` is

@@ -44,7 +44,6 @@ from asyncloader.places.elastic import check_division, fits_any_number, spread
 from asyncloader.runtime import begin_closing, begin_task, in_thread, released
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
-    Adjustable,
     IterResetFn,
     ReadingServiceInterface,
     as_reset,
@@ -54,6 +53,7 @@ from asyncloader.services.base import (
 from asyncloader.services.division import Division, divide, warn_of_repeats
 from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
 from asyncloader.services.heavy import warn_of_weight
+from asyncloader.services.hooks import Adjustable, ServiceHooks
 from asyncloader.services.in_process import HERE
 from asyncloader.services.tuned_workers import TunedWorkers
 from asyncloader.services.workplace import Workplace
@@ -74,7 +74,7 @@ InitFn = Callable[[Any, WorkerInfo], Any]
 ResetFn = Callable[[Any, WorkerInfo, SeedGenerator], Any]
 
 
-class WorkersReadingService(ReadingServiceInterface, ABC):
+class WorkersReadingService(ReadingServiceInterface, ServiceHooks, ABC):
     """Runs a graph in workers, which stay alive between epochs.
 
     The services that users make are dataclasses. Each has these parameters as fields, with its own

@@ -17,21 +17,26 @@ from asyncloader.deadline import leaving_time
 from asyncloader.errors import SnapshotError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
-    Adjustable,
     CheckpointableReadingServiceInterface,
-    Facts,
     IterResetFn,
     ReadingServiceInterface,
     ServiceCalls,
     as_reset,
-    graph_changer,
     is_users,
     unchanged,
+)
+from asyncloader.services.hooks import (
+    Adjustable,
+    Facts,
+    ServiceHooks,
+    counts_itself,
+    graph_changer,
+    hooks_of,
 )
 from asyncloader.workers.worker_stats import WorkerStats
 
 
-class SequentialReadingService(CheckpointableReadingServiceInterface):
+class SequentialReadingService(CheckpointableReadingServiceInterface, ServiceHooks):
     """Run several services one after the other, each on what the one before returned.
 
     Typical is ``SequentialReadingService(DistributedReadingService(),
@@ -59,6 +64,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
                 )
         self.reading_services = list(reading_services)
         self._calls = [ServiceCalls(service) for service in reading_services]
+        self._hooks = [hooks_of(service) for service in reading_services]
         self._initialized: list[ServiceCalls] = []
 
     async def initialize(self, datapipe: Any) -> Any:
@@ -69,8 +75,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return datapipe
 
     async def verify(self, facts: Facts) -> None:
-        for service in self._calls:
-            await service.verify(facts)
+        for hooks in self._hooks:
+            await hooks.verify(facts)
 
     def checkpoint(self) -> bytes | None:  # type: ignore[override]  # None where no member has one
         states = [service.checkpoint() for service in self._calls]
@@ -127,79 +133,81 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         await all_of(service.finalize for service in reversed(initialized))
 
     def expect_start(self) -> None:
-        for service in self.reading_services:
-            service.expect_start()
+        for hooks in self._hooks:
+            hooks.expect_start()
 
     def needs_finalize(self) -> bool:
-        return any(service.needs_finalize() for service in self.reading_services)
+        return any(hooks.needs_finalize() for hooks in self._hooks)
 
     def length(self, datapipe: Any) -> int:
         share = self.share(datapipe)
         # The service that divides the graph among workers knows its length best.
-        for service in reversed(self.reading_services):
-            if type(service).length is not ReadingServiceInterface.length:
-                return int(service.length(share))
+        for service, hooks in zip(
+            reversed(self.reading_services), reversed(self._hooks), strict=True
+        ):
+            if counts_itself(service):
+                return hooks.length(share)
         return len(share)
 
     def graph_changer(self) -> str:
         return next(filter(None, map(graph_changer, self.reading_services)), "")
 
     def share(self, datapipe: Any) -> Any:
-        for service in self.reading_services:
-            datapipe = service.share(datapipe)
+        for hooks in self._hooks:
+            datapipe = hooks.share(datapipe)
         return datapipe
 
     def worker_count(self) -> int:
-        return sum(service.worker_count() for service in self.reading_services)
+        return sum(hooks.worker_count() for hooks in self._hooks)
 
     def is_in_order(self) -> bool:
-        return all(service.is_in_order() for service in self.reading_services)
+        return all(hooks.is_in_order() for hooks in self._hooks)
 
     def rank(self) -> tuple[int, int]:
         # The service that divides the items among ranks knows.
-        ranks: list[tuple[int, int]] = [service.rank() for service in self.reading_services]
+        ranks = [hooks.rank() for hooks in self._hooks]
         return max(ranks, key=itemgetter(1))
 
     def meets_others(self) -> bool:
-        return any(service.meets_others() for service in self.reading_services)
+        return any(hooks.meets_others() for hooks in self._hooks)
 
     def pads(self) -> bool:
-        return any(service.pads() for service in self.reading_services)
+        return any(hooks.pads() for hooks in self._hooks)
 
     def own_items(self) -> int | None:
-        known = (service.own_items() for service in self.reading_services)
+        known = (hooks.own_items() for hooks in self._hooks)
         return next((count for count in known if count is not None), None)
 
     def worker_stats(self) -> list[WorkerStats]:
-        return [each for service in self.reading_services for each in service.worker_stats()]
+        return [each for hooks in self._hooks for each in hooks.worker_stats()]
 
     def restarts(self) -> int:
-        return sum(service.restarts() for service in self.reading_services)
+        return sum(hooks.restarts() for hooks in self._hooks)
 
     def pause(self) -> None:
-        for service in self.reading_services:
-            service.pause()
+        for hooks in self._hooks:
+            hooks.pause()
 
     def resume(self) -> None:
-        for service in self.reading_services:
-            service.resume()
+        for hooks in self._hooks:
+            hooks.resume()
 
     def seed_rest(self) -> None:
-        for service in self.reading_services:
-            service.seed_rest()
+        for hooks in self._hooks:
+            hooks.seed_rest()
 
     def limit(self, num_items: int | None) -> None:
-        for service in self.reading_services:
-            service.limit(num_items)
+        for hooks in self._hooks:
+            hooks.limit(num_items)
 
     def adjustable(self) -> Adjustable | None:
-        *others, last = self.reading_services or [ReadingServiceInterface()]
+        *others, last = self._hooks
         # A user's own service must not see more epochs than there are. All ranks need the same
         # number of workers.
         if any(map(is_users, self.reading_services)) or self.meets_others():
             return None
-        adjustable: Adjustable | None = last.adjustable()
-        return None if any(service.worker_count() for service in others) else adjustable
+        adjustable = last.adjustable()
+        return None if any(hooks.worker_count() for hooks in others) else adjustable
 
     def __repr__(self) -> str:
         return f"SequentialReadingService({', '.join(map(repr, self.reading_services))})"

@@ -428,8 +428,7 @@ def _target(text: str, value: Any, module: ModuleType) -> Target:
     if isinstance(value, DataLoader2):
         if value.datapipe is None:
             raise TargetError(f"{text} is a DataLoader2 that has no graph yet")
-        service = value.reading_service
-        return Target(value.datapipe, service.worker_count(), _has_actors(service), module)
+        return Target(value.datapipe, value.num_workers, _has_actors(value.reading_service), module)
     if not is_pipe(value):
         raise TargetError(
             f"{text} is {_described(value)}; name a pipe, a DataLoader2, or a function of no"

@@ -23,6 +23,7 @@ from asyncloader.errors import LoaderError
 from asyncloader.graph.walk import Graph
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.places.states import EpochSeeds
+from asyncloader.services.hooks import ServiceHooks
 from asyncloader.workers.graph_part import dump_resets, load_resets
 
 
@@ -121,12 +122,12 @@ def test_an_epoch_begins_when_the_service_has_ended_the_one_that_was_left():
         assert [each.strip() for each in log] == [EPOCH[-1], *EPOCH]
 
 
-class Comparing(Recorder):
-    """Notes what it may compare, as a plain method, and may refuse it."""
+class Comparing(Recorder, ServiceHooks):
+    """Notes what it may compare, and may refuse it."""
 
     refuses = False
 
-    def verify(self, facts):
+    async def verify(self, facts):
         self.log.append((f"{self.name} verify", facts.num_workers, len(facts.graph)))
         if self.refuses:
             raise LookupError("it differs")
@@ -742,10 +743,38 @@ def test_a_service_that_takes_out_what_records_is_refused_at_every_start():
     assert loader.reading_service.finalized == 2
 
 
-@pytest.mark.parametrize("name", ["rank", "limit", "share", "finalize"])
-def test_an_attribute_that_hides_a_method_of_services_is_refused_by_name(name: str) -> None:
-    class Named(ReadingServiceInterface):
+class Sized(Pairs):
+    """Keeps its settings under names by which a loader asks our own services."""
+
+    def __init__(self) -> None:
+        self.rank = self.length = self.share = self.limit = self.verify = 3
+        self.pause = None
+
+
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_a_service_names_its_attributes_as_it_likes(in_a_row: bool) -> None:
+    service = SequentialReadingService(Sized()) if in_a_row else Sized()
+    with DataLoader2(IterableWrapper(range(10)), reading_service=service) as loader:
+        loader.pause()
+        loader.resume()
+        loader.limit(2)
+        assert len(loader) == 5
+        assert list(loader) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (ReadingServiceInterface, "finalize"),
+        (ReadingServiceInterface, "initialize_iteration"),
+        (InProcessReadingService, "limit"),
+        (InProcessReadingService, "share"),
+    ],
+)
+def test_an_attribute_that_hides_a_method_of_a_service_is_refused_by_name(kind, name) -> None:
+    class Named(kind):
         def __init__(self) -> None:
+            super().__init__()
             setattr(self, name, 3)
 
     words = rf"attribute '{name}', int, which hides the method"

@@ -28,6 +28,7 @@ from asyncloader.datapipes.running import cursor_history
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.errors import SnapshotError
 from asyncloader.places.checksums import checksum
+from asyncloader.services.hooks import ServiceHooks
 from tests.samples import is_odd
 
 
@@ -993,7 +994,7 @@ def test_map_style_items_are_gone_on_with_at_once():
     assert looked_up.count == 1
 
 
-class OnRank(ReadingServiceInterface):
+class OnRank(ReadingServiceInterface, ServiceHooks):
     """A service of a loader on one of several ranks."""
 
     def __init__(self, rank: int, ranks: int) -> None:

@@ -26,6 +26,7 @@ from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterDataPipe
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.places.elastic import items_before, whole_position
+from asyncloader.services.hooks import ServiceHooks
 from tests.samples import double, double_soon, is_odd, twice
 
 SEED = 4
@@ -85,7 +86,7 @@ def test_ranks_go_on_together_from_uneven_places():
 # Loaders --------------------------------------------------------------------------------
 
 
-class OnRank(ReadingServiceInterface):
+class OnRank(ReadingServiceInterface, ServiceHooks):
     """Give a loader the share of one of several ranks."""
 
     def __init__(self, rank: int, ranks: int) -> None:
