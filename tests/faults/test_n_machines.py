@@ -46,6 +46,12 @@ CONTRIBUTING = """
 .venv/bin/python -m tests.without_torch pytest
 ```
 
+### Run a part with the lowest versions but of torch
+
+```sh
+.venv/bin/python -m tests.without_torch pytest
+```
+
 ## Run the tests with other libraries
 
 ```sh
@@ -87,6 +93,7 @@ def test_n16_the_checks_say_how_long_each_of_them_took(tmp_path):
         r"sweeps and soaks, as docs/contributing.md says: \d+ s\n"
         r"without Linux's own calls, as docs/contributing.md says: \d+ s\n"
         r"without torch, as docs/contributing.md says: \d+ s\n"
+        r"lowest versions, as docs/contributing.md says: \d+ s\n"
         r"other libraries, as docs/contributing.md says: \d+ s\n"
         r"Ray, as docs/contributing.md says: \d+ s\n"
     )
