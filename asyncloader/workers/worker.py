@@ -298,6 +298,9 @@ class Worker:
         return partial(self._surroundings.seed, [generator.generate_seed() for _ in range(3)])
 
     def _let_last_make_in_slots(self, ready: list[PreparedPart]) -> None:
+        if self._conversation.hands_over:
+            # It takes ordinary memory, and what collates is shared with other threads.
+            return
         # A reset may have added another pipe at the end, and one stream's last pipe may be
         # read by another stream.
         for part in self._parts:

@@ -84,6 +84,13 @@ def test_data_functions_and_items_are_those_of_the_program():
     assert not workers_left()
 
 
+def test_a_graph_that_ran_in_threads_runs_in_processes_too():
+    graph = numbers(8).batch(2).collate()
+    for kind in ENGINES:
+        with DataLoader2(graph, reading_service=kind(2)) as loader:
+            assert [batch.tolist() for batch in loader] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+
+
 def test_large_items_are_not_copied():
     made = []
 
