@@ -11,6 +11,7 @@ import ast
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -25,41 +26,60 @@ FEW = 5
 LITTLE = 0.05
 
 
+class Kind(IntEnum):
+    """What workers are; what takes less memory comes first."""
+
+    NONE = 0
+    THREAD = 1
+    PROCESS = 2
+    ACTOR = 3
+
+    def many(self) -> str:
+        """Return the word for several."""
+        words = {Kind.THREAD: "threads", Kind.PROCESS: "processes", Kind.ACTOR: "actors"}
+        return words.get(self, "workers")
+
+
 class Service(NamedTuple):
-    """What runs a graph: workers of this machine, or actors of a Ray cluster.
+    """What runs a graph: so many workers of a kind. In order, what takes less comes first."""
 
-    In order, what takes less of anything comes first.
-    """
-
-    in_actors: bool
+    kind: Kind
     workers: int
 
+    @classmethod
+    def of(cls, kind: Kind, workers: int) -> Service:
+        """Return so many of a kind; none are none of any kind."""
+        return cls(kind if workers else Kind.NONE, workers)
+
     def __str__(self) -> str:
-        kind = "actor" if self.in_actors else "worker"
-        return f"{self.workers} {kind}{'s' * (self.workers != 1)}"
+        word = self.kind.name.lower() if self.workers == 1 else self.kind.many()
+        return f"{self.workers} {word}"
 
     def in_code(self) -> str:
         """Return what a program says."""
         number = f"num_workers={self.workers}"
-        return f"RayReadingService({number})" if self.in_actors else number
+        services = {Kind.THREAD: THREADS, Kind.ACTOR: ACTORS}
+        return f"{services[self.kind]}({number})" if self.kind in services else number
+
+
+#: What runs no worker.
+HERE = Service(Kind.NONE, 0)
+
+#: What programs name, for each kind of workers.
+THREADS, PROCESSES = "MultiThreadingReadingService", "MultiProcessingReadingService"
+ACTORS, FROM_DATASET = "RayReadingService", "from_dataset"
 
 
 @dataclass(frozen=True)
 class Trial:
     """The rates of a graph in some number of workers, in items a second."""
 
-    workers: int
+    #: What ran the graph.
+    service: Service
     #: Empty if there was no item for each stretch.
     rates: Sequence[float]
     #: From starting the workers to the first item; None if none came.
     first_item_seconds: float | None
-    #: Whether the workers were actors.
-    in_actors: bool = False
-
-    @property
-    def service(self) -> Service:
-        """What ran the graph."""
-        return Service(self.in_actors, self.workers)
 
     @property
     def rate(self) -> float:
@@ -183,23 +203,29 @@ def _instead(stage: StageStats, *, is_computing: bool) -> str:
 
 # Applying it ------------------------------------------------------------------------------
 
-#: The calls of a program that say how many workers, and those that say how many actors.
-_CALLS = {False: ("MultiProcessingReadingService", "from_dataset"), True: ("RayReadingService",)}
+#: The calls of a program that say how many workers of a kind there are.
+_CALLS = {
+    Kind.THREAD: (THREADS, FROM_DATASET),
+    Kind.PROCESS: (PROCESSES, FROM_DATASET),
+    Kind.ACTOR: (ACTORS,),
+}
 
 
-def apply_to(path: Path, service: Service) -> list[str]:
+def apply_to(path: Path, service: Service, now: Service = HERE) -> list[str]:
     """Write the number of workers into a program; return the changed lines, as a diff has them.
 
-    ValueError if the file has no call that says it.
+    No workers are written where those of ``now`` are. ValueError if the file has no call that
+    says it.
     """
-    calls = _CALLS[service.in_actors]
+    kind = service.kind or now.kind or Kind.PROCESS
+    calls = _CALLS[kind]
     source = path.read_text(encoding="utf-8")
     try:
         tree = ast.parse(source, filename=str(path))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as Python: {error}") from error
     data = source.encode()
-    places = sorted(_numbers_in(tree, data, calls), reverse=True)
+    places = sorted(_numbers_in(tree, data, kind), reverse=True)
     if not places:
         name, *others = calls
         missing = " or ".join([f"{name}(...)", *(f"{each}(num_workers=...)" for each in others)])
@@ -213,8 +239,9 @@ def apply_to(path: Path, service: Service) -> list[str]:
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
 
 
-def _numbers_in(tree: ast.AST, data: bytes, calls: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+def _numbers_in(tree: ast.AST, data: bytes, kind: Kind) -> Iterator[tuple[int, int, str]]:
     """Yield where a number of workers stands or has to stand, and what to write before it."""
+    calls = _CALLS[kind]
     starts = [0]
     for line in data.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -222,6 +249,8 @@ def _numbers_in(tree: ast.AST, data: bytes, calls: Sequence[str]) -> Iterator[tu
         if not isinstance(call, ast.Call):
             continue
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        if name == FROM_DATASET and _has_threads(call) != (kind is Kind.THREAD):
+            continue
         given = [each.value for each in call.keywords if each.arg == "num_workers"]
         is_service = name == calls[0]
         if is_service and call.args and not isinstance(call.args[0], ast.Starred):
@@ -236,6 +265,12 @@ def _numbers_in(tree: ast.AST, data: bytes, calls: Sequence[str]) -> Iterator[tu
             at = starts[call.end_lineno - 1] + (call.end_col_offset or 0) - 1
             # An empty call; other keywords, if any, are followed by the number.
             yield at, at, ", num_workers=" if call.keywords else "num_workers="
+
+
+def _has_threads(call: ast.Call) -> bool:
+    """Whether a call of ``from_dataset`` says that its workers are threads."""
+    said = (each.value for each in call.keywords if each.arg == "workers")
+    return any(isinstance(each, ast.Constant) and each.value == "threads" for each in said)
 
 
 # A page -----------------------------------------------------------------------------------

@@ -34,9 +34,10 @@ from asyncloader.graph.outline import Labels
 from asyncloader.graph.refusals import every_refusal
 from asyncloader.graph.walk import Graph
 from asyncloader.loader.dataloader2 import DataLoader2, iter_pipe
+from asyncloader.services.multi_threading import MultiThreadingReadingService
 from asyncloader.services.ray import RayReadingService
-from asyncloader.tools.advice import Service, apply_to, page
-from asyncloader.tools.doctor import HERE, examine, what_is_tried
+from asyncloader.tools.advice import HERE, Kind, Service, apply_to, page
+from asyncloader.tools.doctor import examine, what_is_tried
 from asyncloader.tools.migrate import report
 from asyncloader.tools.watch import draw, watched_program
 from asyncloader.tools.why import why
@@ -201,8 +202,8 @@ def _doctor(options: argparse.Namespace) -> None:
         if cluster is not None:
             # The nodes need not have the file.
             include_code_of(target.module)
-        now = Service(target.in_actors, target.workers or 0)
-        if target.in_actors and cluster is None:
+        now = Service.of(target.kind, target.workers or 0)
+        if now.kind is Kind.ACTOR and cluster is None:
             print("the loader runs its graph in actors: to try those too, add --ray")
             now = HERE
         found = asyncio.run(
@@ -220,7 +221,7 @@ def _doctor(options: argparse.Namespace) -> None:
         _, missing = what_is_tried(target.graph)
         if missing:
             raise ValueError(f"{options.apply_to} was not changed: {missing}")
-        for line in apply_to(options.apply_to, found.advice.service):
+        for line in apply_to(options.apply_to, found.advice.service, found.advice.now):
             print(line)
 
 
@@ -311,7 +312,8 @@ class Target:
     graph: Any
     #: None where there is no loader that says it.
     workers: int | None
-    in_actors: bool
+    #: What these workers are.
+    kind: Kind
     module: ModuleType
 
 
@@ -428,21 +430,26 @@ def _target(text: str, value: Any, module: ModuleType) -> Target:
     if isinstance(value, DataLoader2):
         if value.datapipe is None:
             raise TargetError(f"{text} is a DataLoader2 that has no graph yet")
-        return Target(value.datapipe, value.num_workers, _has_actors(value.reading_service), module)
+        return Target(value.datapipe, value.num_workers, _kind_of(value.reading_service), module)
     if not is_pipe(value):
         raise TargetError(
             f"{text} is {_described(value)}; name a pipe, a DataLoader2, or a function of no"
             " arguments that returns one"
         )
     try:
-        return Target(copy_graph(iter_pipe(value)), None, False, module)
+        return Target(copy_graph(iter_pipe(value)), None, Kind.NONE, module)
     except Exception as error:
         raise TargetError(f"{text} is not a graph that a DataLoader2 can load: {error}") from error
 
 
-def _has_actors(service: Any) -> bool:
+def _kind_of(service: Any) -> Kind:
+    """Return what the workers of a loader's service are."""
     services = getattr(service, "reading_services", [service])
-    return any(isinstance(each, RayReadingService) for each in services)
+    if any(isinstance(each, RayReadingService) for each in services):
+        return Kind.ACTOR
+    if any(isinstance(each, MultiThreadingReadingService) for each in services):
+        return Kind.THREAD
+    return Kind.PROCESS
 
 
 def _described(value: Any) -> str:

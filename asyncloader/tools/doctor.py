@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,16 @@ from asyncloader.datapipes.running.traits import lives_with_loader
 from asyncloader.datapipes.running.watch.watching import SAMPLER
 from asyncloader.errors import LoaderError
 from asyncloader.graph.cut import cut_graph
+from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.loader.stage_stats import StageStats
 from asyncloader.machine import usable_cores
 from asyncloader.services.multi_processing import MultiProcessingReadingService
+from asyncloader.services.multi_threading import MultiThreadingReadingService
+from asyncloader.services.on_workers import WorkersReadingService
 from asyncloader.services.ray import RayReadingService
-from asyncloader.tools.advice import FEW, LITTLE, Advice, Service, Trial, advise
+from asyncloader.tools.advice import FEW, HERE, LITTLE, Advice, Kind, Service, Trial, advise
 from asyncloader.workers.actors.cluster import Cluster
 
 #: How many seconds lie between two looks at where the graph is: more often than usual.
@@ -51,7 +54,6 @@ _COMPUTING = 0.5
 #: How many seconds the very first item may take besides.
 _WARM_UP = 10.0
 _NOTHING = object()
-HERE = Service(in_actors=False, workers=0)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ async def examine(
         stages, is_computing = seen
         for_workers = seconds * (1 - _FOR_STAGES)
         longest = for_workers if most is None else max(for_workers, most)
-        services = to_try(counts, now, cluster)
+        threads_can = first_refusal(datapipe, Purpose.THREADS) is None
+        services = to_try(counts, now, cluster, threads_can=threads_can)
         trials = await _workers(datapipe, for_workers, longest, services)
         advice = advise(stages, trials, now=now, is_computing=is_computing)
         _say("Advice", *(f"  {line}" for line in advice.lines()))
@@ -193,7 +196,7 @@ async def _workers(
 ) -> list[Trial]:
     """Print and return the rates of some numbers of workers."""
     adapters, remark = what_is_tried(datapipe)
-    _say("Workers", "  workers  items/s  (from - to)  first item after")
+    _say("Workers", "      workers  items/s  (from - to)  first item after")
     each = max(seconds / len(services), _AT_LEAST)
     end = time.perf_counter() + longest
 
@@ -228,14 +231,14 @@ def undecided(trials: Iterable[Trial]) -> list[Service]:
 
 
 def _trial_row(trial: Trial) -> str:
-    name = str(trial.service if trial.in_actors else trial.workers)
+    name = str(trial.service)
     if trial.first_item_seconds is None:
-        return f"{name:>9}  no item came"
+        return f"{name:>13}  no item came"
     if not trial.rates:
-        return f"{name:>9}  too few items came"
+        return f"{name:>13}  too few items came"
     low, high = trial.range()
     return (
-        f"{name:>9}  {as_rate(trial.rate):>7}  ({as_rate(low)} - {as_rate(high)})"
+        f"{name:>13}  {as_rate(trial.rate):>7}  ({as_rate(low)} - {as_rate(high)})"
         f"  {_duration(trial.first_item_seconds)}"
     )
 
@@ -274,14 +277,29 @@ def counts_up_to(cores: int) -> list[int]:
     return sorted({count for count in steps if count < cores} | {cores})
 
 
-def to_try(counts: Sequence[int] | None, now: Service, cluster: Cluster | None) -> list[Service]:
+def threads_up_to(cores: int) -> list[int]:
+    """Return the numbers of threads to try beside processes, which scale where threads do not."""
+    return [count for count in (2, 4, 8, 16, 32) if count <= cores]
+
+
+def to_try(
+    counts: Sequence[int] | None, now: Service, cluster: Cluster | None, *, threads_can: bool
+) -> list[Service]:
     """Return what to try: these numbers, or what there is now and all that there is room for."""
-    here = counts_up_to(usable_cores()) if counts is None else counts
-    services = {Service(False, count) for count in here}
+    cores = usable_cores()
+    here = counts_up_to(cores) if counts is None else counts
+    services = set()
+    if system.HAS_WORKERS:
+        services |= {Service.of(Kind.PROCESS, count) for count in here}
+    if threads_can:
+        few = system.HAS_WORKERS and counts is None
+        services |= {
+            Service.of(Kind.THREAD, each) for each in (threads_up_to(cores) if few else here)
+        }
     if cluster is not None:
         there = counts_up_to(cluster.room) if counts is None else counts
-        services |= {Service(True, count) for count in there if 1 <= count <= cluster.room}
-    return sorted(services | ({now} if counts is None else set()))
+        services |= {Service.of(Kind.ACTOR, each) for each in there if 1 <= each <= cluster.room}
+    return sorted(services | ({now} if counts is None else set())) or [HERE]
 
 
 def what_is_tried(datapipe: Any) -> tuple[list[ShardingPolicy], str]:
@@ -297,13 +315,21 @@ def what_is_tried(datapipe: Any) -> tuple[list[ShardingPolicy], str]:
     )
 
 
+_SERVICES: dict[Kind, Callable[[int], WorkersReadingService]] = {
+    Kind.NONE: MultiProcessingReadingService,
+    Kind.THREAD: MultiThreadingReadingService,
+    Kind.PROCESS: MultiProcessingReadingService,
+    Kind.ACTOR: RayReadingService,
+}
+
+
 async def tried(
     datapipe: Any, adapters: Iterable[ShardingPolicy], service: Service, seconds: float
 ) -> Trial:
     """Run epochs of a graph in so many workers for so long; raise what it raises."""
     watch = Stretches(seconds / STRETCHES)
-    kind = RayReadingService if service.in_actors else MultiProcessingReadingService
-    startup = ACTORS_STARTUP_SECONDS if service.in_actors else STARTUP_SECONDS
+    kind = _SERVICES[service.kind]
+    startup = ACTORS_STARTUP_SECONDS if service.kind is Kind.ACTOR else STARTUP_SECONDS
     began = time.perf_counter()
     try:
         async with asyncio.timeout(seconds + startup) as limit:
@@ -313,7 +339,7 @@ async def tried(
         if not limit.expired():
             raise
     first = None if watch.began is None else watch.began - began
-    return Trial(service.workers, watch.rates, first, service.in_actors)
+    return Trial(service, watch.rates, first)
 
 
 async def _watch(loader: DataLoader2[Any], watch: Stretches) -> None:
@@ -369,9 +395,10 @@ def verdict(trials: Sequence[Trial]) -> str:
     alike = sorted(trial.service for trial in _alike(best, measured))
     if len(alike) == 1:
         return f"best here: {best.service}, {as_rate(best.rate)} items/s"
-    names, kind = [str(service.workers) for service in alike], " workers"
-    if alike[-1].in_actors:
-        names, kind = list(map(str, alike)), ""
+    kinds = {service.kind for service in alike} - {Kind.NONE}
+    names, kind = list(map(str, alike)), ""
+    if len(kinds) == 1:
+        names, kind = [str(service.workers) for service in alike], f" {kinds.pop().many()}"
     return (
         f"undecided between {', '.join(names[:-1])} and {names[-1]}{kind}, because their ranges"
         " overlap; more --seconds may decide it"
@@ -479,7 +506,7 @@ def _descriptors() -> Iterator[Finding]:
 def _cluster(cluster: Cluster | None) -> Iterator[Finding]:
     if cluster is not None:
         nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
-        what = f"Ray {cluster.version}, {nodes} with room for {Service(True, cluster.room)}"
+        what = f"Ray {cluster.version}, {nodes} with room for {Service(Kind.ACTOR, cluster.room)}"
         advice = "" if cluster.room else "no CPU is free, so no actor is tried"
         yield Finding("cluster", what, advice)
 

@@ -53,7 +53,7 @@ def _as_before() -> Iterator[None]:
 
 
 def rates_in(report: str) -> dict[str, float]:
-    rows = re.findall(r"^ +(\d+(?: actors?)?)  +([\d.,]+)  \(", report, re.MULTILINE)
+    rows = re.findall(r"^ +(\d+ \w+)  +([\d.,]+)  \(", report, re.MULTILINE)
     return {name: float(rate.replace(",", "")) for name, rate in rows}
 
 
@@ -67,12 +67,13 @@ def test_actors_are_tried_beside_processes_and_none_and_one_advice_is_given(
     report, progress = capsys.readouterr()
     assert f"{NODES + 1} nodes with room for {NODES * CPUS} actors" in report
     rates = rates_in(report)
-    assert list(rates) == ["0", "2", "2 actors"]
-    assert rates["2 actors"] > 1.3 * rates["0"]
+    assert list(rates) == ["0 workers", "2 threads", "2 processes", "2 actors"]
+    assert rates["2 actors"] > 1.3 * rates["0 workers"]
     assert "... trying 2 actors for" in progress
     advice = report.partition("Advice\n")[2]
-    # What is alike to processes of this machine is not worth a cluster.
-    assert "num_workers=2: about" in advice
+    # What is alike to threads or processes of this machine is not worth a cluster.
+    assert re.search(r"num_workers=2\)?: about", advice)
+    assert "RayReadingService" not in advice
     assert advice.count("num_workers=") == 2
     no_actors()
 
@@ -94,7 +95,7 @@ def test_the_command_joins_the_cluster_that_is_named_and_knows_the_programs_own_
         nodes.cluster.address, f"{program}:loader", "--workers", "1", "--seconds", "1"
     )
     assert done.returncode == 0, done.stderr
-    assert list(rates_in(done.stdout)) == ["1", "1 actor"]
+    assert list(rates_in(done.stdout)) == ["1 thread", "1 process", "1 actor"]
     assert re.search(r"(keep|as with) RayReadingService\(num_workers=1\)", done.stdout)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from asyncloader.loader.stats import StageStats
 from asyncloader.tools import doctor
-from asyncloader.tools.advice import Advice, Service, Trial, advise, apply_to, page
+from asyncloader.tools.advice import Advice, Kind, Service, Trial, advise, apply_to, page
 from asyncloader.tools.command import main
 from asyncloader.tools.doctor import undecided
 from tests.tools import graphs
@@ -63,18 +63,25 @@ def stage(name: str, seconds: float, *, is_source: bool = False) -> StageStats:
 
 
 def advice_on(
-    *trials: Trial, now: int = 0, in_actors: bool = False, is_computing: bool = True
+    *trials: Trial, now: int = 0, kind: Kind = Kind.PROCESS, is_computing: bool = True
 ) -> Advice:
     stages = [stage("Numbers()", 1, is_source=True), stage("map(decode)", 9)]
-    return advise(stages, trials, now=Service(in_actors, now), is_computing=is_computing)
+    return advise(stages, trials, now=Service.of(kind, now), is_computing=is_computing)
+
+
+def of(workers: int, rates: list[float], first: float = 0.1, kind: Kind = Kind.PROCESS) -> Trial:
+    return Trial(Service.of(kind, workers), rates, first)
 
 
 NONE, ONE, TWO = (
-    Trial(0, [98, 100, 102], 0.1),
-    Trial(1, [95, 99, 101], 0.1),
-    Trial(2, [188, 190, 192], 0.1),
+    of(0, [98, 100, 102]),
+    of(1, [95, 99, 101]),
+    of(2, [188, 190, 192]),
 )
-TWO_ACTORS, FOUR_ACTORS = Trial(2, [185, 191, 193], 1.5, True), Trial(4, [378, 380, 382], 1.5, True)
+TWO_ACTORS, FOUR_ACTORS = (
+    of(2, [185, 191, 193], 1.5, Kind.ACTOR),
+    of(4, [378, 380, 382], 1.5, Kind.ACTOR),
+)
 
 
 def test_the_advice_says_what_is_gained():
@@ -95,13 +102,13 @@ def test_it_says_where_the_differences_are_smaller_than_the_noise():
 
 
 def test_what_surely_gains_is_advised_where_a_smaller_number_may_gain_as_much_or_nothing():
-    one = Trial(1, [90, 130, 200], 0.1)
+    one = of(1, [90, 130, 200])
     _, advised, _ = advice_on(NONE, one, TWO).lines()
     assert advised.startswith("use num_workers=2: about 1.9 times")
 
 
 def test_fewer_workers_are_advised_where_more_are_slower():
-    slower = Trial(3, [50, 51, 52], 0.1)
+    slower = of(3, [50, 51, 52])
     assert advice_on(NONE, ONE, slower, now=3).service.workers == 0
 
 
@@ -114,10 +121,10 @@ def test_actors_of_a_cluster_are_advised_where_they_are_surely_faster_than_proce
 
 
 def test_a_program_whose_actors_are_no_faster_than_processes_is_told_to_use_those():
-    _, kept, _ = advice_on(NONE, TWO, FOUR_ACTORS, now=4, in_actors=True).lines()
+    _, kept, _ = advice_on(NONE, TWO, FOUR_ACTORS, now=4, kind=Kind.ACTOR).lines()
     assert kept.startswith("keep RayReadingService(num_workers=4): ")
-    faster = Trial(2, [398, 400, 402], 0.1)
-    _, advised, _ = advice_on(NONE, faster, FOUR_ACTORS, now=4, in_actors=True).lines()
+    faster = of(2, [398, 400, 402])
+    _, advised, _ = advice_on(NONE, faster, FOUR_ACTORS, now=4, kind=Kind.ACTOR).lines()
     assert advised.startswith("use num_workers=2: about 1.1 times")
     assert advised.endswith("as with RayReadingService(num_workers=4)")
 
@@ -129,20 +136,20 @@ def test_a_function_that_waits_needs_no_process():
 
 
 def test_what_is_not_decided_is_measured_again_and_only_that():
-    wide = Trial(1, [150, 180, 200], 0.1)
+    wide = of(1, [150, 180, 200])
     assert undecided([NONE, wide, TWO]) == [wide.service, TWO.service]
     assert undecided([NONE, ONE, TWO]) == []
-    close = Trial(1, [186, 190, 191], 0.1)
+    close = of(1, [186, 190, 191])
     assert undecided([NONE, close, TWO]) == []
-    wide_actors = Trial(2, [150, 180, 200], 0.1, True)
+    wide_actors = of(2, [150, 180, 200], 0.1, Kind.ACTOR)
     assert undecided([wide_actors, NONE, TWO]) == [TWO.service, wide_actors.service]
 
 
 def test_many_rates_say_more_exactly_which_is_better():
-    few = Trial(1, [90, 100, 110], 0.1)
-    many = Trial(1, [90, 95, 100, 105, 110] * 20, 0.1)
-    assert few.overlaps(Trial(2, [108, 112, 116], 0.1))
-    assert not many.overlaps(Trial(2, [108, 112, 116], 0.1))
+    few = of(1, [90, 100, 110])
+    many = of(1, [90, 95, 100, 105, 110] * 20)
+    assert few.overlaps(of(2, [108, 112, 116]))
+    assert not many.overlaps(of(2, [108, 112, 116]))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +174,7 @@ def test_many_rates_say_more_exactly_which_is_better():
 def test_the_advice_is_applied_and_the_changed_lines_are_told(before, after, tmp_path):
     file = tmp_path / "train.py"
     file.write_text(f"first = 'ä'\nservice = {before}  # ours\nlast = 3\n", encoding="utf-8")
-    assert apply_to(file, Service(False, 4)) == [
+    assert apply_to(file, Service(Kind.PROCESS, 4)) == [
         f"-service = {before}  # ours",
         f"+service = {after}  # ours",
     ]
@@ -178,9 +185,9 @@ def test_a_program_that_says_no_number_is_told_what_to_write(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("DataLoader2(pipe)\n")
     with pytest.raises(ValueError, match=r"reading_service=MultiProcessingReadingService\(3\)"):
-        apply_to(file, Service(False, 3))
+        apply_to(file, Service(Kind.PROCESS, 3))
     with pytest.raises(ValueError, match=r"reading_service=RayReadingService\(3\)"):
-        apply_to(file, Service(True, 3))
+        apply_to(file, Service(Kind.ACTOR, 3))
     assert file.read_text(encoding="utf-8") == "DataLoader2(pipe)\n"
 
 
@@ -188,7 +195,35 @@ def test_advice_for_actors_is_written_where_the_actors_are(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("here = MultiProcessingReadingService(2)\nthere = RayReadingService(2)\n")
     changed = ["-there = RayReadingService(2)", "+there = RayReadingService(4)"]
-    assert apply_to(file, Service(True, 4)) == changed
+    assert apply_to(file, Service(Kind.ACTOR, 4)) == changed
+
+
+def test_advice_for_threads_is_written_where_the_threads_are(tmp_path):
+    file = tmp_path / "train.py"
+    lines = (
+        "a = MultiProcessingReadingService(2)",
+        "b = MultiThreadingReadingService(2)",
+        "c = from_dataset(data, num_workers=2)",
+        'd = from_dataset(data, num_workers=2, workers="threads")',
+    )
+    file.write_text("\n".join(lines) + "\n")
+    changed = [line for line in apply_to(file, Service(Kind.THREAD, 4)) if line.startswith("+")]
+    assert changed == [
+        "+b = MultiThreadingReadingService(4)",
+        '+d = from_dataset(data, num_workers=4, workers="threads")',
+    ]
+    # Where no worker is better than some, it is written where those are.
+    here = apply_to(file, Service.of(Kind.PROCESS, 0), Service(Kind.THREAD, 4))
+    assert "+b = MultiThreadingReadingService(0)" in here
+    assert not any("MultiProcessing" in line for line in here)
+
+
+def test_threads_are_advised_where_they_are_as_fast_as_processes():
+    threads = of(2, [188, 191, 193], kind=Kind.THREAD)
+    _, advised, _ = advice_on(NONE, TWO, threads).lines()
+    assert advised.startswith("use MultiThreadingReadingService(num_workers=2): about 1.9 times")
+    _, kept, _ = advice_on(NONE, TWO, threads, now=2).lines()
+    assert kept.startswith("keep num_workers=2")
 
 
 def test_a_page_shows_any_name_as_it_is():

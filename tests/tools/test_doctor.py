@@ -11,15 +11,17 @@ import threading
 
 import pytest
 
+from asyncloader import system
 from asyncloader.datapipes.running.watch.watching import SAMPLER
 from asyncloader.machine import cgroup_cores, usable_cores
 from asyncloader.tools import command, doctor
-from asyncloader.tools.advice import Advice, Service, Trial
+from asyncloader.tools.advice import HERE, Advice, Kind, Service, Trial
 from asyncloader.tools.command import main
 from asyncloader.tools.doctor import (
     Stretches,
     counts_up_to,
     findings,
+    to_try,
     tried,
     verdict,
 )
@@ -60,7 +62,8 @@ def test_a_report_has_the_surroundings_the_stages_and_the_workers(capsys):
         assert out.count(f" 100  {name}\n") == 1
     assert "100 items came out, a whole epoch" in out
     assert "best here: " in out or "undecided" in out
-    assert "... trying 1 worker for" in err
+    assert "... trying 1 process for" in err
+    assert "... trying 1 thread for" in err
 
 
 @pytest.mark.sweep
@@ -112,7 +115,7 @@ def test_workers_are_not_written_into_a_program_whose_graph_nothing_shards(
 ):
     async def examined(*arguments, **settings):
         return doctor.Examination(
-            Advice(None, 0.0, True, doctor.HERE, Service(False, 2), 1.9, ""), [], []
+            Advice(None, 0.0, True, HERE, Service(Kind.PROCESS, 2), 1.9, ""), [], []
         )
 
     monkeypatch.setattr(command, "examine", examined)
@@ -188,29 +191,33 @@ def test_an_interrupt_ends_it_at_once():
         killer.cancel()
 
 
-def trial(workers: int, *rates: float, in_actors: bool = False) -> Trial:
-    return Trial(workers, rates, 0.1, in_actors)
+def trial(workers: int, *rates: float, kind: Kind = Kind.PROCESS) -> Trial:
+    return Trial(Service.of(kind, workers), rates, 0.1)
 
 
 @pytest.mark.parametrize(
     ("trials", "says"),
     [
-        ([trial(0, 9, 10, 11), trial(1, 19, 20, 21)], "best here: 1 worker, 20 items/s"),
+        ([trial(0, 9, 10, 11), trial(1, 19, 20, 21)], "best here: 1 process, 20 items/s"),
         ([trial(0, 19, 20, 21), trial(1, 9, 10, 11)], "best here: 0 workers, 20 items/s"),
         (
             [trial(0, 5, 6, 7), trial(1, 9, 10, 12), trial(2, 11, 12, 13)],
-            "undecided between 1 and 2 workers, because their ranges overlap;",
+            "undecided between 1 and 2 processes, because their ranges overlap;",
         ),
         (
             [trial(0, 9, 12), trial(1, 9, 10), trial(2, 9, 11)],
-            "undecided between 0, 1 and 2 workers, because their ranges overlap;",
+            "undecided between 0, 1 and 2 processes, because their ranges overlap;",
         ),
-        ([trial(0), trial(1, 9, 10, 12)], "best here: 1 worker, 10 items/s"),
+        ([trial(0), trial(1, 9, 10, 12)], "best here: 1 process, 10 items/s"),
         ([trial(0), trial(1)], "undecided: no trial saw enough items"),
-        ([trial(2, 9), trial(2, 20, in_actors=True)], "best here: 2 actors, 20 items/s"),
+        ([trial(2, 9), trial(2, 20, kind=Kind.ACTOR)], "best here: 2 actors, 20 items/s"),
         (
-            [trial(2, 19, 20, in_actors=True), trial(0, 9, 10), trial(1, 18, 21)],
-            "undecided between 1 worker and 2 actors, because their ranges overlap;",
+            [trial(0, 5), trial(2, 18, 21), trial(2, 19, 20, kind=Kind.THREAD)],
+            "undecided between 2 threads and 2 processes, because their ranges overlap;",
+        ),
+        (
+            [trial(2, 19, 20, kind=Kind.ACTOR), trial(0, 9, 10), trial(1, 18, 21)],
+            "undecided between 1 process and 2 actors, because their ranges overlap;",
         ),
     ],
 )
@@ -226,6 +233,26 @@ def test_what_was_measured_is_said_without_an_advice(trials, says):
 )
 def test_what_is_tried_ends_with_all_cores(cores, counts):
     assert counts_up_to(cores) == counts
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts", "threads"),
+    [(1, None, []), (2, None, [2]), (5, None, [2, 4]), (4, [0, 1, 3], [1, 3])],
+)
+def test_threads_are_tried_beside_processes(cores, counts, threads, monkeypatch):
+    monkeypatch.setattr(doctor, "usable_cores", lambda: cores)
+    kinds = {can: to_try(counts, HERE, None, threads_can=can) for can in (True, False)}
+    tried_threads = [each.workers for each in kinds[True] if each.kind is Kind.THREAD]
+    assert tried_threads == threads
+    assert [each for each in kinds[True] if each.kind is not Kind.THREAD] == kinds[False]
+
+
+def test_where_there_are_no_worker_processes_threads_alone_are_tried(monkeypatch):
+    monkeypatch.setattr(system, "HAS_WORKERS", False)
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 3)
+    services = to_try(None, HERE, None, threads_can=True)
+    assert services == [HERE, *((Kind.THREAD, count) for count in (1, 2, 3))]
+    assert to_try([2], HERE, None, threads_can=False) == [HERE]
 
 
 def test_a_rate_is_of_whole_stretches_and_the_first_is_not_kept(monkeypatch):
@@ -246,9 +273,10 @@ def test_a_rate_is_of_whole_stretches_and_the_first_is_not_kept(monkeypatch):
     assert stretches.rates == pytest.approx([2.0] * doctor.STRETCHES, rel=0.01)
 
 
-async def test_a_graph_is_run_again_and_again_in_workers():
-    found = await tried(graphs.doubled, [], Service(False, 1), 0.25)
-    assert found.workers == 1
+@pytest.mark.parametrize("kind", [Kind.PROCESS, Kind.THREAD])
+async def test_a_graph_is_run_again_and_again_in_workers(kind):
+    found = await tried(graphs.doubled, [], Service(kind, 1), 0.25)
+    assert found.service == (kind, 1)
     assert len(found.rates) == doctor.STRETCHES
     assert found.first_item_seconds > 0
 
