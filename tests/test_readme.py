@@ -175,9 +175,10 @@ def test_the_plot_of_readme_shows_the_table_of_benchmarks():
 
 def test_the_changelog_begins_with_what_is_not_released_and_the_version_there_is():
     headings = re.findall(r"^## (.*)$", PAGES["docs/changelog.md"], re.MULTILINE)
+    dated = [heading.partition(" (") for heading in headings if heading != "Unreleased"]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d\)", date) for _, _, date in dated)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    released = [heading for heading in headings if heading != "Unreleased"]
-    assert released[0] == project["version"]
+    assert dated[0][0] == project["version"]
     assert len(set(headings)) == len(headings)
 
 
