@@ -68,20 +68,21 @@ class Packer(Pipe[list[int]]):
 
 
 async def blocks_by_async_for() -> list[list[int]]:
-    async with DataLoader2(Pages(4).pack(8)) as loader:
+    # Pages(4).pack(8) is the same; type checkers cannot know the name that a program registers.
+    async with DataLoader2(Packer(Pages(4), 8)) as loader:
         return [block async for block in loader]
 
 
 def blocks_by_for() -> list[list[int]]:
-    with DataLoader2(Pages(4).pack(8)) as loader:
+    with DataLoader2(Packer(Pages(4), 8)) as loader:
         return list(loader)
 
 
 def blocks_behind_the_first() -> list[list[int]]:
-    with DataLoader2(Pages(4).pack(8)) as loader:
+    with DataLoader2(Packer(Pages(4), 8)) as loader:
         next(iter(loader))
         state = loader.state_dict()
-    with DataLoader2(Pages(4).pack(8)) as loader:
+    with DataLoader2(Packer(Pages(4), 8)) as loader:
         loader.load_state_dict(state)
         return list(loader)
 

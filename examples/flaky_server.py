@@ -89,7 +89,7 @@ class Server(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(f"\n{random.random():.3f}".encode())
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
 
 

@@ -50,15 +50,17 @@ async def serve(port: int, on_ready: Callable[[int], None] = announce) -> None:
     feed = Feed(max_pending=1000)
     graph = feed.map(int).map(prime_factors)
     loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(num_workers=2))
-    talks: dict[asyncio.Task, asyncio.StreamWriter] = {}
+    talks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talks[asyncio.current_task()] = writer
+        task = asyncio.current_task()
+        assert task is not None
+        talks[task] = writer
         with contextlib.closing(writer), contextlib.suppress(ConnectionError):
             while line := await reader.readline():
                 writer.write(f"{await answer(feed, line.decode())}\n".encode())
                 await writer.drain()
-        del talks[asyncio.current_task()]
+        del talks[task]
 
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
