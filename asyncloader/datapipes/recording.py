@@ -82,7 +82,7 @@ NOTHING: Any = object()
 
 
 class Stage(IterDataPipe[Any]):
-    """A pipe that a section is made with; its passes say what it makes of each item."""
+    """A pipe that a section is made with. It says what it makes of each item, or of all."""
 
     is_stand_in = True
 
@@ -104,25 +104,15 @@ class Stage(IterDataPipe[Any]):
         return StagePass(edge)
 
     def made_of(self, item: Any) -> Any:
-        """Return what is yielded for an item."""
+        """Return what is yielded for an item, or NOTHING."""
         raise NotImplementedError
 
-
-class StagePass(Pass[Any]):
-    """One pass over a stage. The place of a section is asked of its ``Numbering`` alone."""
-
-    has_place = False
-    waits_for_source = True
-
-    def made_of(self, item: Any) -> Any:
-        """Return what is yielded for an item, or NOTHING."""
-        return self.pipe.made_of(item)
-
-    def __iter__(self) -> Iterator[Any]:
-        items = self.source.begin()
+    def run(self, source: Edge[Any], state: StagePass) -> Iterator[Any]:
+        """Yield what is made of the source's items."""
+        items = source.begin()
         try:
             for item in items:
-                made = self.made_of(item)
+                made = state.made_of(item)
                 # Keep no item alive while the next one is made.
                 del item
                 if made is not NOTHING:
@@ -131,22 +121,45 @@ class StagePass(Pass[Any]):
         finally:
             close_items(items)
 
+    async def groups(self, source: Edge[Any], state: StagePass) -> AsyncGenerator[list[Any], None]:
+        """Yield the same in lists, on an event loop."""
+        async with aclosing(groups_of(source.abegin())) as groups:
+            async for group in groups:
+                made = [state.made_of(item) for item in group]
+                del group
+                made = [each for each in made if each is not NOTHING]
+                if made:
+                    yield made
+                del made
+
+
+class StagePass(Pass[Any]):
+    """One pass over a stage. The place of a section is asked of its ``Numbering`` alone."""
+
+    has_place = False
+    waits_for_source = True
+
+    #: How many errors were tolerated.
+    errors: int = 0
+
+    def made_of(self, item: Any) -> Any:
+        """Return what is yielded for an item, or NOTHING."""
+        return self.pipe.made_of(item)
+
+    def __iter__(self) -> Iterator[Any]:
+        items: Iterator[Any] = self.pipe.run(self.source, self)
+        return items
+
     async def __aiter__(self) -> AsyncIterator[Any]:
         async with aclosing(self.groups()) as groups:
             async for group in groups:
                 while group:
                     yield group.pop(0)
 
-    async def groups(self) -> AsyncGenerator[list[Any], None]:
+    def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in lists."""
-        async with aclosing(groups_of(self.source.abegin())) as groups:
-            async for group in groups:
-                made = [self.made_of(item) for item in group]
-                del group
-                made = [each for each in made if each is not NOTHING]
-                if made:
-                    yield made
-                del made
+        groups: AsyncGenerator[list[Any], None] = self.pipe.groups(self.source, self)
+        return groups
 
 
 _IN_WORKER = -1
@@ -327,69 +340,61 @@ class Expanding(Around):
     def waits(self) -> bool:
         return waits(self.pipe)
 
-    def new_pass(self, edge: Edge[Any]) -> ExpandingPass:
-        return ExpandingPass(edge)
-
-
-@dataclass
-class ExpandingPass(StagePass):
-    """One pass over an ``Expanding``."""
-
-    #: How many items could not be expanded, or not to their end.
-    errors: int = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        items = self.source.begin()
-        has_begun = not self.pipe.keeps_parts
+    def run(self, source: Edge[Any], state: StagePass) -> Iterator[Any]:
+        items = source.begin()
+        has_begun = not self.keeps_parts
         try:
-            with self.pipe.pipe.expanding(self) as parts_in:
+            with self.pipe.expanding(state) as parts_in:
                 for numbered in items:
                     if not has_begun:
                         # Before the first item there may be no ledger.
                         has_begun = True
                         yield from self._kept(numbered.ledger)
-                    yield from self._expanded(numbered, parts_in)
+                    yield from self._expanded(numbered, parts_in, state)
             if not has_begun:
-                yield from self._kept(self.edge.tree.latest_pass(self.pipe.numbering).ledger)
+                yield from self._kept(source.tree.latest_pass(self.numbering).ledger)
         finally:
             close_items(items)
 
     def _kept(self, ledger: Ledger) -> Iterator[NumberedItem]:
         """Yield what is not settled of the parts that an earlier run has made."""
-        for number, parts in ledger.kept_parts(number_of(self.pipe)):
+        for number, parts in ledger.kept_parts(number_of(self)):
             if not isinstance(parts, list):
                 raise SnapshotError(
                     f"the state does not fit the graph: what it kept of item {number} are no parts"
-                    f" that {stage_name(self.pipe)} made, but {repr_of(parts)}"
+                    f" that {stage_name(self)} made, but {repr_of(parts)}"
                 )
             made = yield from self._numbered(number, iter(parts), 0, ledger)
             ledger.end_parts(number, made)
 
     def _expanded(
-        self, numbered: NumberedItem, parts_in: Callable[[Any, int], Iterator[Any]]
+        self,
+        numbered: NumberedItem,
+        parts_in: Callable[[Any, int], Iterator[Any]],
+        state: StagePass,
     ) -> Iterator[NumberedItem]:
         number, ledger = numbered.key, numbered.ledger
         assert isinstance(number, int)
-        own = number_of(self.pipe)
+        own = number_of(self)
         # Those of earlier runs count as well.
-        self.errors = errors = self.errors or ledger.failed_before(own)
+        state.errors = errors = state.errors or ledger.failed_before(own)
         known = ledger.settled_parts(number)
         first = next(index for index in count() if index not in known)
         parts = parts_in(numbered.item, first)
-        kept = list(parts) if self.pipe.keeps_parts else []
-        if is_failure := self.errors > errors:
+        kept = list(parts) if self.keeps_parts else []
+        if is_failure := state.errors > errors:
             ledger.note_failure(own, number)
-        if self.pipe.keeps_parts:
+        if self.keeps_parts:
             if kept and own is not None:
                 ledger.keep(own, number, kept)
             parts = iter(kept)
         made = yield from self._numbered(number, parts, first, ledger)
-        if self.errors > errors and not is_failure:
+        if state.errors > errors and not is_failure:
             ledger.note_failure(own, number)
         if made:
             ledger.end_parts(number, made)
         else:
-            is_skipped = self.errors > errors and self.pipe.pipe.tolerance.leaves_out
+            is_skipped = state.errors > errors and self.pipe.tolerance.leaves_out
             ledger.leave_out(number, Reason.ERROR if is_skipped else Reason.EMPTY)
 
     def _numbered(
@@ -409,7 +414,7 @@ class ExpandingPass(StagePass):
         if at < max(known, default=-1):
             raise SnapshotError(
                 f"the state does not fit the data: part {max(known)} of item {number} was settled,"
-                f" but {stage_name(self.pipe)} makes only {at + 1} parts of it now; its functions"
+                f" but {stage_name(self)} makes only {at + 1} parts of it now; its functions"
                 " have to repeat"
             )
         return at + 1
@@ -418,19 +423,12 @@ class ExpandingPass(StagePass):
 class Within(Around):
     """Runs a one-to-one pipe on what is in the numbered items."""
 
-    def new_pass(self, edge: Edge[Any]) -> WithinPass:
-        return WithinPass(edge)
-
     def __len__(self) -> int:
         return len(self.pipe)
 
-
-class WithinPass(StagePass):
-    """One pass over a ``Within``."""
-
-    def __iter__(self) -> Iterator[Any]:
+    def run(self, source: Edge[Any], state: StagePass) -> Iterator[Any]:
         waiting: deque[NumberedItem] = deque()
-        pipe, opened = self.pipe.pipe, _Opened(self.source, waiting)
+        pipe, opened = self.pipe, _Opened(source, waiting)
         if is_ours(pipe):
             results = pipe.run(opened, None)
         else:
