@@ -127,7 +127,7 @@ class CodeOwners:
         owner = local_of(frame, "self")
         for place in places:
             pipe = self._pipes[place]
-            if owner is pipe or attribute(attribute(owner, "run"), "pipe") is pipe:
+            if owner is pipe or attribute(attribute(owner, "edge"), "pipe") is pipe:
                 return place
         return places[0]
 

@@ -95,6 +95,15 @@ def test_a_users_iterable_is_the_sources(looking):
     assert seen_by(looking, graph) == [stage_name(breadth_first(graph)[-1])]
 
 
+def test_passes_of_the_same_kind_are_told_apart(looking):
+    def numbers() -> Iterator[int]:
+        looking.look()
+        yield 1
+
+    graph = IterableWrapper(numbers(), deepcopy=False).batch(1).map(outer).batch(1)
+    assert seen_by(looking, graph) == [stage_name(breadth_first(graph)[-1])]
+
+
 def test_a_generator_that_a_pipes_function_returns_is_that_pipes(looking):
     def parts(item: Any) -> Iterator[Any]:
         looking.look()
