@@ -188,10 +188,6 @@ class CallsAhead(IterDataPipe[T]):
         return not self.ordered
 
 
-def nothing_ahead(is_paused: bool) -> None:
-    """Pause nothing: nothing reads ahead."""
-
-
 class AheadPass(Pass[T]):
     """One pass over a pipe that calls a function for each item, with many calls running."""
 
@@ -207,8 +203,6 @@ class AheadPass(Pass[T]):
         self.calls: Sized = ()
         #: How many of them there may be.
         self.room = 0
-        #: Pauses what reads the source and begins the calls.
-        self.pause_ahead: Callable[[bool], None] = nothing_ahead
         #: How many items were read, and of how many the results were yielded, or left out.
         self.read = self.done = 0
         # Such a pass needs no cursor: its reader's position says it all.
@@ -244,9 +238,6 @@ class AheadPass(Pass[T]):
 
     def fullness(self) -> tuple[int, int]:
         return len(self.calls), self.room
-
-    def set_paused(self, is_paused: bool) -> None:
-        self.pause_ahead(is_paused)
 
     def cursor(self) -> Cursor:
         if self.is_one_to_one:

@@ -27,7 +27,6 @@ from asyncloader.datapipes.ahead import (
     CallsAhead,
     Concurrency,
     calls_in_order,
-    nothing_ahead,
 )
 from asyncloader.datapipes.attempts import ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
@@ -84,7 +83,6 @@ class CallWindow(RunningAhead, Generic[T]):
         #: Results that may raise when they are taken.
         self._failed: set[asyncio.Task[T | Exit]] = set()
         running.calls, running.room = self.under_way, self.concurrency
-        running.pause_ahead = self.set_paused
         self._running = running
         self._resource = resource
         self._call_with = call_with
@@ -153,8 +151,6 @@ class CallWindow(RunningAhead, Generic[T]):
     def drop(self) -> None:
         self.results.clear()
         self._failed.clear()
-        # The pass outlives the calls and must not keep their resource alive.
-        self._running.pause_ahead = nothing_ahead
 
     def _finish(self, task: asyncio.Task[T | Exit]) -> None:
         position, _ = self.under_way.pop(task)

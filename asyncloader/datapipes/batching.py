@@ -233,22 +233,16 @@ class TimedBatchPass(Pass[Any]):
     has_place = False
     runs_ahead = True
 
-    _ahead: TimedBatches | None = None
-
     async def __aiter__(self) -> AsyncIterator[Any]:
         pipe = self.pipe
         # Without requests there is nobody to tell whether the model is idle but who takes them.
         max_wait = 0.0 if pipe.max_wait == ADAPTIVE else pipe.max_wait
-        self._ahead = ahead = TimedBatches(self.source, pipe.batch_size, max_wait)
+        ahead = TimedBatches(self.source, pipe.batch_size, max_wait)
         async with ahead.running(repr(pipe)), contextlib.aclosing(ahead.batches()) as batches:
             async for batch in batches:
                 if len(batch) == pipe.batch_size or not pipe.drop_last:
                     yield pipe.batched(batch)
                 del batch
-
-    def set_paused(self, is_paused: bool) -> None:
-        if self._ahead is not None:
-            self._ahead.set_paused(is_paused)
 
 
 def _checked_max_wait(value: Any) -> float | Literal["adaptive"] | None:

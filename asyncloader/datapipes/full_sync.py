@@ -288,6 +288,9 @@ class AgreedAhead(RunningAhead, Generic[T]):
         self._agreer.wake()
         return await super().has_next()
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Go on: other ranks wait for what this one reads."""
+
     def has_something(self) -> bool:
         return self.agreed > 0
 

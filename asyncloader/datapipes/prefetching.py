@@ -195,10 +195,6 @@ class PrefetchPass(Pass[T]):
     def fullness(self) -> tuple[int, int]:
         return (0, 0) if self._ahead is None else self._ahead.fullness()
 
-    def set_paused(self, is_paused: bool) -> None:
-        if self._ahead is not None:
-            self._ahead.set_paused(is_paused)
-
 
 class ReadAhead(RunningAhead, Generic[T]):
     """The items read ahead of a consumer on the same loop."""

@@ -29,7 +29,6 @@ from asyncloader.datapipes.ahead import (
     CallsAhead,
     Concurrency,
     calls_in_order,
-    nothing_ahead,
 )
 from asyncloader.datapipes.attempts import Attempts, ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
@@ -684,14 +683,13 @@ class ThreadMapPass(AheadPass[T]):
             Makers(home) as makers,
         ):
             crew = Crew(self, makers, threads, count=count, room=room, chosen=chosen)
-            self.calls, self.room, self.pause_ahead = crew, room, crew.set_paused
-            self._threads = threads
+            self.calls, self.room, self._threads = crew, room, threads
             try:
-                crew.start(home)
-                yield from self._results(crew)
-                threads.finish(makers)
+                with crew.running(home):
+                    yield from self._results(crew)
+                    threads.finish(makers)
             finally:
-                self.calls, self.pause_ahead, self._threads = (), nothing_ahead, None
+                self.calls, self._threads = (), None
 
     def _results(self, crew: Crew) -> Iterator[T]:
         for job in crew.jobs():

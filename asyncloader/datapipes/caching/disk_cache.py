@@ -19,7 +19,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from asyncloader.arguments import checked_count, checked_wait, function_name
-from asyncloader.datapipes.ahead import nothing_ahead
 from asyncloader.datapipes.base import DataPipe, IterDataPipe, functional_datapipe
 from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules
 from asyncloader.datapipes.caching.own_files import FileLock
@@ -209,14 +208,10 @@ class DiskCachePass(PipePass[str]):
         self._count = (pipe.concurrency or usual) if recipe.runs_at_once() else 1
         #: What recipes run in.
         self._scope: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._pause: Callable[[bool], None] = nothing_ahead
         super().__init__(edge, state=Finished())
 
     def reads(self) -> Any:
         return self._beginning.source
-
-    def set_paused(self, is_paused: bool) -> None:
-        self._pause(is_paused)
 
     def __iter__(self) -> Iterator[str]:
         runs_ahead = self._recipe.waits() or self._count > 1
@@ -245,13 +240,8 @@ class DiskCachePass(PipePass[str]):
         with some_home(watching) as home, keeper_at(home) as keeper, Makers(home) as makers:
             self._scope = functools.partial(keeping, keeper)
             begin = functools.partial(self._begun, makers)
-            making = MakingAhead(self.source, makers, self._count, begin)
-            self._pause = making.set_paused
-            making.start(home)
-            try:
+            with MakingAhead(self.source, makers, self._count, begin).running(home) as making:
                 yield from making.outcomes()
-            finally:
-                self._pause = nothing_ahead
 
     def _begun(self, makers: Makers, item: Any) -> Making[list[str]]:
         entry = self._entry_of(item)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from time import perf_counter
 from typing import Any, Protocol, Self
 
@@ -126,6 +126,8 @@ class RunningAhead(Ahead):
 
     def start(self, name: str) -> None:
         """Begin to read."""
+        if isinstance(self.reads, Edge):
+            self.reads.ahead = self
         self._task = begin_task(self.loop, self._run(), f"asyncloader {name}")
 
     @abstractmethod
@@ -149,6 +151,9 @@ class RunningAhead(Ahead):
             self._task.cancel()
         await asyncio.wait([self._task], timeout=time_left(GRACE_SECONDS))
         self._task.cancel()
+        if isinstance(self.reads, Edge):
+            # The edge lasts longer, and must not keep alive what this holds.
+            self.reads.ahead = None
         # Tracebacks of errors may keep this object alive for a while, but not the items.
         self.drop()
 
@@ -211,9 +216,15 @@ class RunningBeside(Ahead):
         self.source = source
         self._reading: Making[None] = Making()
 
-    def start(self, home: Home) -> None:
-        """Begin to read, in a thread of that home."""
-        self._reading = self._consumer.start(self._read, home)
+    @contextlib.contextmanager
+    def running(self, home: Home) -> Iterator[Self]:
+        """Read in a thread of that home. Whoever owns ``makers`` ends it."""
+        self.source.ahead = self
+        try:
+            self._reading = self._consumer.start(self._read, home)
+            yield self
+        finally:
+            self.source.ahead = None
 
     def has_next(self) -> bool:
         """Wait for something to take; False at the end. Raise the source's error in its place."""

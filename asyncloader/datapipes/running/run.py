@@ -249,6 +249,8 @@ class Edge(Generic[T]):
         #: Notes where it stands, if it is time to, when so many of its items have come: for a
         #: reader that lags and counts them itself.
         self.passed: Callable[[int], None] = _not_noted
+        #: The ``Ahead`` that reads it at present, if the reader runs ahead.
+        self.ahead: Any = None
         self._crossing: Exchange[T] | None = None
         self._pass: Pass[T] | None = None
         self._own_state: OwnState | None = None
@@ -772,6 +774,9 @@ class Pass(Generic[T_co]):
 
     def set_paused(self, is_paused: bool) -> None:
         """Stop reading ahead of the consumer, or do so again; from any thread."""
+        ahead = None if self._source is None else self._source.ahead
+        if ahead is not None:
+            ahead.set_paused(is_paused)
 
     def close_source(self) -> None:
         """Close what the pass keeps open although nobody reads it at present."""
