@@ -26,7 +26,7 @@ from asyncloader.runtime import begin_task
 from asyncloader.safe_error_text import repr_of
 from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.feed_line import FeedLine
-from asyncloader.workers.handle import WorkerHandle
+from asyncloader.workers.handle import LOST, WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.worker_stream import WARN_SECONDS, Pool, PoolSettings
 
@@ -121,7 +121,7 @@ class FedStream:
         return [
             handle
             for handle in self._pool.handles
-            if handle.failure is None and handle.line is not None
+            if handle.life is not LOST and handle.line is not None
         ]
 
     def _line_to(self, handle: WorkerHandle) -> FeedLine:
@@ -165,14 +165,12 @@ class FedStream:
     def _has_news(self) -> bool:
         if self._lost or self._error is not None or self._is_over() or self._is_deserted():
             return True
-        if any(handle.failure is not None for handle in self._unaccounted()):
+        if any(handle.life is LOST for handle in self._unaccounted()):
             return True
         return any(map(self._has_news_of, self._pool.handles, self._inboxes))
 
     def _has_news_of(self, handle: WorkerHandle, inbox: Inbox) -> bool:
-        if inbox.is_over():
-            return inbox.error is not None and inbox.error is not handle.failure
-        return inbox.has_something()
+        return _has_failed(handle, inbox) if inbox.is_over() else inbox.has_something()
 
     def _arrived(self) -> list[Any]:
         items: list[Any] = []
@@ -203,11 +201,11 @@ class FedStream:
         # A worker that was already replaced is not replaced again.
         self._accounted.intersection_update(self._pool.handles)
         for handle in self._unaccounted():
-            if handle.failure is not None:
+            if handle.life is LOST and (failure := handle.failure) is not None:
                 self._accounted.add(handle)
                 items += self._left_in(self._inboxes[handle.worker or 0])
-                self._lose_all(handle, handle.failure)
-                self._check_unkeyed(handle, handle.failure)
+                self._lose_all(handle, failure)
+                self._check_unkeyed(handle, failure)
                 self._recover(handle)
         lost, self._lost = self._lost, []
         return items + lost
@@ -259,7 +257,7 @@ class FedStream:
         """Whether no worker is left and none will be started."""
         if self._recovery is not None or self._silence.dying:
             return False
-        return not any(handle.failure is None for handle in self._pool.handles)
+        return all(handle.life is LOST for handle in self._pool.handles)
 
     def _failure(self) -> BaseException | None:
         failures = (handle.failure for handle in self._pool.handles)
@@ -270,9 +268,7 @@ class FedStream:
         if self._error is not None:
             raise self._error
         for handle, inbox in zip(self._pool.handles, self._inboxes, strict=True):
-            if handle.epoch_failure is not None:
-                raise handle.epoch_failure
-            if inbox.is_over() and inbox.error is not None and inbox.error is not handle.failure:
+            if inbox.is_over() and inbox.error is not None and _has_failed(handle, inbox):
                 self._excuse(handle, inbox, inbox.error)
         failure = self._failure()
         if self._is_deserted() and failure is not None:
@@ -284,13 +280,18 @@ class FedStream:
             raise error
         inbox.continue_after_error()
         self._lose_all(handle, error)
-        if handle.failure is not None:
+        if handle.life is LOST:
             inbox.end(handle.failure)
 
     def _is_over(self) -> bool:
         if not self._is_dealt or self._lost or self._recovery or self._silence.dying:
             return False
         return all(inbox.is_over() for inbox in self._inboxes)
+
+
+def _has_failed(handle: WorkerHandle, inbox: Inbox) -> bool:
+    """Whether a stream ended with an error, and not because its worker was lost."""
+    return inbox.error is not None and not (handle.life is LOST and inbox.error is handle.failure)
 
 
 #: A timer may call a little early; it is set again for at least so long.

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import Any, assert_never
 
@@ -61,6 +62,25 @@ from asyncloader.workers.worker_stats import WorkerStats, load_tally
 _DEATH_SECONDS = 1.0
 
 
+class WorkerLife(Enum):
+    """Where a worker is in its life, as its loader knows it, and what moves it.
+
+    STARTING ─▶ READY     it said that it is ready
+    READY ────▶ REFUSING  it said that it cannot begin the epoch
+    REFUSING ─▶ READY     ``join_epoch``: the next epoch may be another matter
+    any ──────▶ LOST      ``fail``: it died or could not be set up, said nothing for too long, or
+                          sent what cannot be; from then on it only gives what had arrived
+    """
+
+    STARTING = "starting"
+    READY = "ready"
+    REFUSING = "refusing"
+    LOST = "lost"
+
+
+STARTING, READY, REFUSING, LOST = WorkerLife
+
+
 class WorkerHandle:
     """The loader's end of one worker's life. All methods belong to the attached loop."""
 
@@ -75,15 +95,13 @@ class WorkerHandle:
         self.name = name
         self.worker = worker
         self.process = process
-        self.is_ready = False
+        self.life = STARTING
+        #: Why it is REFUSING or LOST.
+        self.failure: BaseException | None = None
         #: Whether the worker's init function may have changed how many items it yields.
         self.has_other_length = False
         #: Whether everything that the worker sent was read, and no more can come.
         self.is_cut = False
-        #: The error that ended this worker, or its start; nothing more comes from it.
-        self.failure: BaseException | None = None
-        #: The error that kept this process from beginning the epoch.
-        self.epoch_failure: BaseException | None = None
         self.inboxes: dict[int, Inbox] = {}
         #: Whether an item came since the worker was started.
         self.has_delivered = False
@@ -163,7 +181,8 @@ class WorkerHandle:
         if self._epoch != NO_EPOCH:
             self.end_epoch()
         self._epoch = epoch
-        self.epoch_failure = None
+        if self.life is REFUSING:
+            self.life, self.failure = READY, None
         self.tally = b""
         self._is_paused = False
         self._last_heard = time.monotonic()
@@ -187,8 +206,8 @@ class WorkerHandle:
     def begin_stream(self, number: int, mark: Mark, unwanted: int) -> Inbox:
         """Return an inbox for the items of a stream that resumes from a mark."""
         self.inboxes[number] = inbox = Inbox(self._decoder, self.worker or 0, mark, unwanted)
-        if self.failure is not None or self.epoch_failure is not None:
-            inbox.end(self.failure or self.epoch_failure)
+        if self.failure is not None:
+            inbox.end(self.failure)
         return inbox
 
     def take_over(self, predecessor: WorkerHandle) -> None:
@@ -238,18 +257,21 @@ class WorkerHandle:
             self.line.close()
 
     def fail(self, failure: BaseException) -> None:
-        """End this worker's streams with an error."""
-        if self.failure is None:
-            self.failure = failure
+        """Give this worker up, and end its streams with an error."""
+        if self.life is not LOST:
+            self.life, self.failure = LOST, failure
+        self._end_streams()
+        self.on_news()
+
+    def _end_streams(self) -> None:
         for inbox in self.inboxes.values():
             inbox.end(self.failure)
-        self.on_news()
 
     def holding_up(self) -> list[UnderWay]:
         """Ask the process what holds it up; nothing if it waits for another one."""
         where = f"{self.name} ({self.process.place})"
         silent = time.monotonic() - self._last_heard
-        if not self.is_ready:
+        if self.life is STARTING:
             where += ", which is not ready yet"
         found = self.process.holding_up()
         return [
@@ -299,7 +321,9 @@ class WorkerHandle:
     def _on_report(self, report: Report) -> None:
         match report:
             case Ready(has_other_length):
-                self.is_ready, self.has_other_length = True, has_other_length
+                self.has_other_length = has_other_length
+                if self.life is STARTING:
+                    self.life = READY
             case StartFailed(epoch, error):
                 if epoch == self._epoch:
                     self._fail_to_start(epoch, unpack_error(error))
@@ -334,9 +358,9 @@ class WorkerHandle:
             failure.__cause__ = cause
         if epoch == NO_EPOCH:
             self.fail(failure)
-        self.epoch_failure = failure
-        for inbox in self.inboxes.values():
-            inbox.end(failure)
+        elif self.life is not LOST:
+            self.life, self.failure = REFUSING, failure
+            self._end_streams()
 
     def _inbox(self, stream: int) -> Inbox:
         if stream not in self.inboxes:
@@ -359,7 +383,7 @@ class WorkerHandle:
             Patience(self._loop, _DEATH_SECONDS, partial(self._on_silence, error))
 
     def _on_silence(self, error: Exception) -> None:
-        if self.failure is not None:
+        if self.life is LOST:
             return
         if isinstance(error, TransportError):
             self._refuse(error)

@@ -25,7 +25,7 @@ from asyncloader.transport.parcel import Parcel
 from asyncloader.waiting import AwaitsOthers, LoopWaiter, call_soon
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.fed_stream import FedStream
-from asyncloader.workers.handle import WorkerHandle
+from asyncloader.workers.handle import LOST, READY, STARTING, WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import (
     UNBOUNDED,
@@ -89,8 +89,8 @@ class WorkerPool:
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The epoch's start command, which a replacement process gets too.
         self._start: StartEpoch | None = None
-        #: Whether the workers got it.
-        self._is_told = False
+        #: What the workers are told before their first stream.
+        self._untold: list[bytes] = []
         #: How many items had been taken at the last replacement.
         self._taken = 0
         self._recovering = asyncio.Lock()
@@ -124,7 +124,7 @@ class WorkerPool:
         self._recovering = asyncio.Lock()
         generator = seed_generator.clone()
         self._start = StartEpoch(self._epoch, tuple(shared_seeds), generator, resets)
-        self._is_told = False
+        self._untold = [dump_message(self._start)]
         self._taken = 0
         self._streams = [self._stream(number, self.settings) for number in range(self._count)]
         news = self._news()
@@ -135,12 +135,11 @@ class WorkerPool:
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
         """Let every worker begin a stream; return the inboxes of its items."""
         assert self._start is not None
-        is_first, self._is_told = not self._is_told, True
+        first, self._untold = self._untold, []
         if self._dispatcher is not None and self._is_dealt(number):
             # Only the dealt stream knows where dealing resumes, and it may not be the first stream.
             self._direct(self._dispatcher, self._start, place.deal)
         inboxes = []
-        first = [dump_message(self._start)] if is_first else []
         for handle, start in zip(self.handles, place.starts, strict=True):
             inboxes.append(handle.begin_stream(number, start.mark, start.unwanted))
             handle.say(*first, dump_message(self._order(number, start)))
@@ -165,7 +164,7 @@ class WorkerPool:
     def has_dead(self) -> bool:
         """Whether a worker has ended, or all were, so that the pool cannot run another epoch."""
         return not self.handles or any(
-            handle.failure is not None or handle.process.is_dead() for handle in self.all_handles
+            handle.life is LOST or handle.process.is_dead() for handle in self.all_handles
         )
 
     def has_other_length(self) -> bool:
@@ -429,12 +428,12 @@ class Starter(AwaitsOthers):
         self._starting: list[WorkerHandle] = []
 
     def awaited(self) -> str:
-        late = [each for each in self._starting if not each.is_ready]
+        late = [each for each in self._starting if each.life is STARTING]
         names = ", ".join(f"{each.name} ({each.process.place})" for each in late)
         return f"{names} to get ready" if late else "the processes of its workers to start"
 
     def their_stack(self) -> tuple[str, ...]:
-        late = (each for each in self._starting if not each.is_ready)
+        late = (each for each in self._starting if each.life is STARTING)
         return next((found.stack for each in late for found in each.holding_up()), ())
 
     async def start(self, workers: Iterable[int]) -> list[WorkerHandle]:
@@ -578,9 +577,8 @@ class Starter(AwaitsOthers):
 
 
 def _are_ready(handles: list[WorkerHandle]) -> bool:
-    return any(handle.failure is not None for handle in handles) or all(
-        handle.is_ready for handle in handles
-    )
+    lives = [handle.life for handle in handles]
+    return LOST in lives or all(life is READY for life in lives)
 
 
 def _as_startup_error(failure: BaseException) -> WorkerStartupError:

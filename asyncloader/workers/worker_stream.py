@@ -273,10 +273,8 @@ class WorkerStream:
             self._ask()
 
     def _failure(self) -> BaseException | None:
-        for handle in self._pool.all_handles:
-            if handle.failure is not None or handle.epoch_failure is not None:
-                return handle.failure or handle.epoch_failure
-        return None
+        failures = (handle.failure for handle in self._pool.all_handles)
+        return next((failure for failure in failures if failure is not None), None)
 
     def _ask(self) -> None:
         """Grant a frame to every worker without items, as none works ahead."""

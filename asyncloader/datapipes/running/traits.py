@@ -429,11 +429,6 @@ def has_own_state(pipe: Any) -> bool:
     return not is_ours(pipe) and hasattr(pipe, "load_state_dict")
 
 
-def has_no_place(pipe: Any) -> bool:
-    """Whether a pipe's items can never be made again, so that no state can be taken."""
-    return lives_with_loader(pipe) or goes_by_clock(pipe)
-
-
 def makes_again(pipe: Any) -> bool:
     """Whether to resume may make items of a pipe again; a user's or torch's pipe always does."""
     return bool(getattr(pipe, "makes_again", True))
