@@ -18,7 +18,7 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_dat
 from asyncloader.datapipes.call import answer_of, calling, checked_key_of, is_async, itself
 from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.running.cursor_forms import MOST, Seeding
-from asyncloader.datapipes.running.cursors import Cursor, Cursors
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, cursor_of
 from asyncloader.datapipes.running.run import Edge, Pass, Stride, tree_of
 from asyncloader.datapipes.sources import SequenceWrapper, iterable_source, keyed_source
 
@@ -131,6 +131,10 @@ class MapToIterConverter(IterDataPipe[T]):
     def new_pass(self, edge: Edge[Any]) -> LookupPass[T]:
         return LookupPass(edge, self._keys())
 
+    def in_order(self, positions: Iterable[int], keys: int, state: Any) -> Iterable[int]:
+        """Return these of so many positions in the order in which a pass looks them up."""
+        return positions
+
     def most_items(self) -> int:
         if not isinstance(self.source, SequenceWrapper):
             return MOST
@@ -144,7 +148,7 @@ class MapToIterConverter(IterDataPipe[T]):
 
     def iter_share(self, edge: Edge[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         begun: Any = edge.new_pass()
-        begun.resume_at(share.before, None, cursors)
+        begun.resume_at(share.before, cursor_of(self, cursors), cursors)
         begun.positions = share.positions(len(begun.keys))
         return iter(begun)
 
@@ -178,16 +182,13 @@ class LookupPass(Pass[T]):
         return iter(self)
 
     def __iter__(self) -> Iterator[T]:
-        positions = self.positions_left()
+        count = len(self.keys)
+        left = range(self.yielded, count) if self.positions is None else self.positions
+        positions = self.pipe.in_order(left, count, self.state)
         if self.pipe.indices is None:
             # The positions are the keys.
             return self.looked_up(self.pipe.source, positions)
         return self.looked_up(self.pipe.source, (self.keys[position] for position in positions))
-
-    def positions_left(self) -> Iterable[int]:
-        """Return the positions to look up, in the order in which they are."""
-        left = range(self.yielded, len(self.keys))
-        return left if self.positions is None else self.positions
 
     def looked_up(self, source: Any, keys: Iterable[Any]) -> Iterator[T]:
         """Look up keys as they are needed: one by one, or as many as the reader takes together."""

@@ -23,21 +23,20 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import chain, compress, count, islice
 from random import Random
 from typing import Any, TypeVar, overload
 
-from asyncloader.arguments import checked_count, checked_indices
+from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import (
-    IterDataPipe,
     MapDataPipe,
     OfSource,
     functional_datapipe,
 )
 from asyncloader.datapipes.batching import largest_batch
-from asyncloader.datapipes.converting import LookupPass
+from asyncloader.datapipes.converting import LookupPass, MapToIterConverter
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.one_to_one import OneToOnePass
 from asyncloader.datapipes.patterns import Pipe
@@ -48,10 +47,10 @@ from asyncloader.datapipes.running.cursor_forms import (
     Seed,
     Seeding,
 )
-from asyncloader.datapipes.running.cursors import Cursors, close_items, cursor_of
-from asyncloader.datapipes.running.run import Edge, Pass, Stride
+from asyncloader.datapipes.running.cursors import close_items
+from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.traits import picks
-from asyncloader.datapipes.sources import iterable_source, keyed_source
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
@@ -426,7 +425,7 @@ def swapped_out(buffer: list[T], pick: int) -> T:
 
 
 @functional_datapipe("shuffle", on=MapDataPipe)
-class MapShuffler(Shuffling, IterDataPipe[T]):
+class MapShuffler(Shuffling, MapToIterConverter[T]):
     """Yield the items of a map pipe in an order drawn from a seed.
 
     All items are shuffled, whatever their number, but none is held: each is looked
@@ -438,41 +437,22 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
     ['a', 'b', 'c']
     """
 
-    makes_again = False
     State = Seeding
 
     def __init__(self, datapipe: MapDataPipe[T], *, indices: Sequence[Any] | None = None) -> None:
-        self.source = keyed_source(datapipe)
-        self.indices = checked_indices(indices)
+        super().__init__(datapipe, indices)
 
-    def __len__(self) -> int:
-        return len(self.source if self.indices is None else self.indices)
+    def new_pass(self, edge: Edge[Any]) -> LookupPass[T]:
+        begun = super().new_pass(edge)
+        begun.state = Seeding(seed=self.next_seed() if self.shuffles else 0)
+        return begun
 
-    def new_pass(self, edge: Edge[Any]) -> MapShufflePass[T]:
-        keys = range(len(self.source)) if self.indices is None else self.indices
-        seed = self.next_seed() if self.shuffles else 0
-        return MapShufflePass(edge, keys, shuffles=self.shuffles, state=Seeding(seed=seed))
+    def picks(self) -> bool:
+        # Where it begins says its seed, and what picks does not begin there.
+        return False
 
-    def can_share(self) -> bool:
-        return True
-
-    def iter_share(self, edge: Edge[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
-        begun: Any = edge.new_pass()
-        begun.resume_at(share.before, cursor_of(self, cursors), cursors)
-        begun.positions = share.positions(len(begun.keys))
-        return iter(begun)
-
-
-@dataclass
-class MapShufflePass(LookupPass[T]):
-    """One pass over a MapShuffler, which can resume at any position at once."""
-
-    state: Seeding = field(kw_only=True)
-    shuffles: bool = field(kw_only=True)
-
-    def positions_left(self) -> Iterable[int]:
-        positions = super().positions_left()
-        return permuted(positions, len(self.keys), self.state.seed) if self.shuffles else positions
+    def in_order(self, positions: Iterable[int], keys: int, state: Seeding) -> Iterable[int]:
+        return permuted(positions, keys, state.seed) if self.shuffles else positions
 
 
 class BatchesShuffled(Fields):
