@@ -14,6 +14,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -32,7 +33,7 @@ from asyncloader.datapipes.running.conveyor import RunningBeside
 from asyncloader.datapipes.running.cursors import close_items
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge
-from asyncloader.datapipes.running.run_place import Makers, Making, some_home
+from asyncloader.datapipes.running.run_place import Makers, some_home
 from asyncloader.datapipes.running.traits import is_dispatch, is_filter_of_shards, waits
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import listening_for_omissions
@@ -243,10 +244,14 @@ class DiskCachePass(PipePass[str]):
             with MakingAhead(self.source, makers, self._count, begin).running(home) as making:
                 yield from making.outcomes()
 
-    def _begun(self, makers: Makers, item: Any) -> Making[list[str]]:
+    def _begun(self, makers: Makers, item: Any) -> Future[list[str]]:
         entry = self._entry_of(item)
         files = self._files_of(entry)
-        return makers.start(self._make, entry, item) if files is None else Making.done(files)
+        if files is None:
+            return makers.start(self._make, entry, item)
+        there: Future[list[str]] = Future()
+        there.set_result(files)
+        return there
 
     def _entry_of(self, item: Any) -> CacheEntry:
         begun = self._beginning
@@ -326,21 +331,21 @@ class MakingAhead(RunningBeside):
         source: Edge[Any],
         makers: Makers,
         room: int,
-        begin: Callable[[Any], Making[list[str]]],
+        begin: Callable[[Any], Future[list[str]]],
     ) -> None:
         super().__init__(source, makers)
         self._room = room
         self._begin = begin
         #: What is held, and whether it takes room.
-        self._held: deque[tuple[Making[list[str]], bool]] = deque()
+        self._held: deque[tuple[Future[list[str]], bool]] = deque()
         self._begun = 0
         self._taken = 0
 
     def hold(self, item: Any) -> None:
-        making = self._begin(item)
-        takes_room = not making.is_done
+        made = self._begin(item)
+        takes_room = not made.done()
         self._begun += takes_room
-        self._held.append((making, takes_room))
+        self._held.append((made, takes_room))
         self.wake_consumer()
 
     def has_room(self) -> bool:
@@ -350,15 +355,15 @@ class MakingAhead(RunningBeside):
         return not self._held
 
     def has_something(self) -> bool:
-        return bool(self._held) and self._held[0][0].is_done
+        return bool(self._held) and self._held[0][0].done()
 
     def outcomes(self) -> Iterator[list[str]]:
         """Yield what was made, or raise what kept it from being made, in order."""
         while self.has_next():
-            making, takes_room = self._held.popleft()
+            made, takes_room = self._held.popleft()
             self._taken += takes_room
             self.wake_reader()
-            yield making.outcome()
+            yield made.result()
 
 
 #: The items for which recipes are run here, by the ids of the pipes that begin those.

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from time import perf_counter
 from typing import Any, Protocol, Self
 
@@ -22,7 +23,6 @@ from asyncloader.datapipes.running.run_place import (
     GRACE_SECONDS,
     Home,
     Makers,
-    Making,
     present_waiter,
     telling,
 )
@@ -214,7 +214,7 @@ class RunningBeside(Ahead):
     def __init__(self, source: Edge[Any], makers: Makers) -> None:
         super().__init__(ThreadWaiter(), makers)
         self.source = source
-        self._reading: Making[None] = Making()
+        self._reading: Future[None] = Future()
 
     @contextlib.contextmanager
     def running(self, home: Home) -> Iterator[Self]:
@@ -233,7 +233,7 @@ class RunningBeside(Ahead):
         self._is_wanted = False
         if self.has_something():
             return True
-        self._reading.outcome()
+        self._reading.result()
         return False
 
     def may_go_on(self) -> bool:
@@ -241,7 +241,7 @@ class RunningBeside(Ahead):
         return self.may_read()
 
     def is_over(self) -> bool:
-        return self._reading.is_done and self.is_empty()
+        return self._reading.done() and self.is_empty()
 
     def _read(self, home: Home) -> None:
         self._reader = present_waiter()

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -119,19 +120,19 @@ class Home:
         """Call a function in the consumer's thread, from another one that may wait for it."""
         if self._consumer is None:
             return work()
-        making: Making[T] = Making()
+        answer: Future[T] = Future()
         waiter = present_waiter()
 
         def do() -> None:
-            making.run(_raise_stopped if self._is_stopped else work)
+            settle(answer, _raise_stopped if self._is_stopped else work)
             waiter.wake()
 
         self._asked.append(do)
         if self._is_stopped:
             self.do_asked()
         self._consumer.wake()
-        waiter.until(lambda: making.is_done)
-        return making.outcome()
+        waiter.until(answer.done)
+        return answer.result()
 
     def do_asked(self) -> None:
         """Do what threads have asked for, in the consumer's thread."""
@@ -485,42 +486,12 @@ def _raise_stopped() -> Any:
     raise Stopped
 
 
-class Making(Generic[T]):
-    """One thing that is being made, or was."""
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    @classmethod
-    def done(cls, result: T) -> Making[T]:
-        """Return a Making that is done already."""
-        making = cls()
-        making.is_done, making._result = True, result
-        return making
-
-    @classmethod
-    def failed(cls, error: BaseException) -> Making[T]:
-        """Return a Making that has failed."""
-        making = cls()
-        making.is_done, making._error = True, error
-        return making
-
-    def run(self, function: Callable[..., T], *args: Any) -> None:
-        """Make it."""
-        try:
-            self._result = function(*args)
-        except BaseException as error:  # noqa: BLE001 - user code ran; ``outcome`` raises it
-            self._error = error
-        self.is_done = True
-
-    def outcome(self) -> T:
-        """Return the result, or raise the error."""
-        if self._error is not None:
-            raise self._error
-        result: T = self._result
-        return result
+def settle(future: Future[T], function: Callable[..., T], *args: Any) -> None:
+    """Call a function, and give its result or its error to a future."""
+    try:
+        future.set_result(function(*args))
+    except BaseException as error:  # noqa: BLE001 - user code ran; the future's result raises it
+        future.set_exception(error)
 
 
 class Makers:
@@ -550,12 +521,12 @@ class Makers:
             waiter.stop()
         ended_threads(threads)
 
-    def start(self, function: Callable[..., T], *args: Any) -> Making[T]:
+    def start(self, function: Callable[..., T], *args: Any) -> Future[T]:
         """Begin to make something in a thread; ``__exit__`` ends its waits."""
-        making: Making[T] = Making()
+        made: Future[T] = Future()
         waiter = ThreadWaiter()
         thread = thread_at(
-            "asyncloader maker", self._home, waiter, self._make, making, function, *args
+            "asyncloader maker", self._home, waiter, self._make, made, function, *args
         )
         with self._lock:
             if self._is_left:
@@ -566,12 +537,7 @@ class Makers:
             except BaseException:
                 del self._threads[thread]
                 raise
-        return making
-
-    def outcome(self, making: Making[T]) -> T:
-        """Wait until it is made; return the result or raise the error."""
-        self.until(lambda: making.is_done)
-        return making.outcome()
+        return made
 
     def until(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
         """Let the consumer wait until ``ready()``; it is checked after each thing that was made.
@@ -584,8 +550,8 @@ class Makers:
         """Make the consumer check again; from any thread."""
         self._waiter.wake()
 
-    def _make(self, making: Making[T], function: Callable[..., T], *args: Any) -> None:
-        making.run(function, *args)
+    def _make(self, made: Future[T], function: Callable[..., T], *args: Any) -> None:
+        settle(made, function, *args)
         self._threads.pop(threading.current_thread(), None)
         self._waiter.wake()
 
