@@ -60,6 +60,7 @@ from asyncloader.services.workplace import Workplace
 from asyncloader.transport.code import unsendable_in
 from asyncloader.transport.parcel import Parcel
 from asyncloader.tuning import AUTO, Window
+from asyncloader.waiting import do_nothing
 from asyncloader.worker_info import WorkerInfo, get_worker_info
 from asyncloader.workers.graph_part import NO_RESETS, check_alike, dump_resets, resets_name
 from asyncloader.workers.pool import CLOSE_GRACE, WorkerPool, expect_workers
@@ -491,10 +492,6 @@ class WorkersReadingService(ReadingServiceInterface, ServiceHooks, ABC):
         )
 
 
-def _nothing_to_check(taken_with: int) -> None:
-    """Do nothing: there is no graph yet."""
-
-
 @dataclass(frozen=True)
 class RunningGraph:
     """A graph that was divided among workers, which run; or one that runs in this process."""
@@ -504,7 +501,7 @@ class RunningGraph:
     division: Division | None = None
     pool: WorkerPool | None = None
     #: Raises SnapshotError if it cannot resume a state of so many workers.
-    check_refit: Callable[[int], None] = _nothing_to_check
+    check_refit: Callable[[int], None] = do_nothing
     workers: int = 0
 
 

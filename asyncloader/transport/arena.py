@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import Segment
+from asyncloader.waiting import do_nothing
 
 _SEGMENT_BYTES = 16 << 20
 _FIRST_SEGMENT_BYTES = 64 << 10
@@ -295,10 +296,6 @@ class SlotView(Protocol):
 _MUCH = 4
 
 
-def wake_nobody() -> None:
-    """Do nothing about a returned slot: it is found at the next check."""
-
-
 class ArenaView:
     """The receiver's side: leases memory to the consumer, and reports the slots that came back.
 
@@ -310,7 +307,7 @@ class ArenaView:
     """
 
     def __init__(
-        self, wake: Callable[[], None] = wake_nobody, *, copy_beyond: int = sys.maxsize
+        self, wake: Callable[[], None] = do_nothing, *, copy_beyond: int = sys.maxsize
     ) -> None:
         self.copy_beyond = copy_beyond
         self.leased_bytes = 0
@@ -470,7 +467,7 @@ class SlotOwners:
     NumPy keeps only what a memoryview was made from, and the view would die first.
     """
 
-    def __init__(self, wake: Callable[[], None] = wake_nobody) -> None:
+    def __init__(self, wake: Callable[[], None] = do_nothing) -> None:
         self._alive: dict[int, _OwnerRef] = {}
         self._dead: deque[_OwnerRef] = deque()
         self._types: dict[int, Any] = {}

@@ -26,7 +26,7 @@ from typing import Any
 
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.frame import Buffer, Frame
-from asyncloader.waiting import call_soon
+from asyncloader.waiting import call_soon, do_nothing
 
 OnFrames = Callable[[list[Frame]], None]
 OnClosed = Callable[[Exception], None]
@@ -147,8 +147,8 @@ class QueuedEnd(BlockingEnd, LoopEnd):
         #: Its first end is readable while a frame waits, once somebody has asked for a descriptor.
         self._bell: tuple[socket.socket, socket.socket] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_frames: OnFrames = _ignore
-        self._on_closed: OnClosed = _ignore
+        self._on_frames: OnFrames = do_nothing
+        self._on_closed: OnClosed = do_nothing
         #: Whether the loop will look at what has arrived.
         self._is_due = False
 
@@ -212,7 +212,7 @@ class QueuedEnd(BlockingEnd, LoopEnd):
 
     def detach(self) -> None:
         with self._changed:
-            self._loop, self._on_frames, self._on_closed = None, _ignore, _ignore
+            self._loop, self._on_frames, self._on_closed = None, do_nothing, do_nothing
 
     def _wake(self) -> None:
         """Wake whoever waits for frames, or for the end; with the lock."""
@@ -233,7 +233,7 @@ class QueuedEnd(BlockingEnd, LoopEnd):
             frames = self._taken()
             on_frames, on_closed = self._on_frames, self._on_closed
             if has_ended := self._has_ended:
-                self._on_closed = _ignore
+                self._on_closed = do_nothing
         if frames:
             on_frames(frames)
         if has_ended:
@@ -251,7 +251,3 @@ class QueuedEnd(BlockingEnd, LoopEnd):
 def joined(payload: Buffer | Sequence[Buffer]) -> bytes:
     """Return a payload in one piece."""
     return b"".join(payload if isinstance(payload, list | tuple) else (payload,))
-
-
-def _ignore(news: object) -> None:
-    """Ignore news that nobody waits for."""

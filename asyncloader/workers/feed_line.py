@@ -19,6 +19,7 @@ from asyncloader.transport.arena import Arena
 from asyncloader.transport.codec import Encoded
 from asyncloader.transport.ends import LoopEnd, OnClosed
 from asyncloader.transport.frame import Frame
+from asyncloader.waiting import do_nothing
 from asyncloader.workers.handing import encoder_for
 from asyncloader.workers.messages import (
     NO_EPOCH,
@@ -41,8 +42,8 @@ class FeedLine:
         self.credits = 0
         #: The items the worker has not given back, oldest first, with the time they were dealt.
         self.out: dict[Key, tuple[Envelope, float]] = {}
-        self.on_credit: Callable[[], None] = _nothing
-        self._on_closed: OnClosed = _unheard
+        self.on_credit: Callable[[], None] = do_nothing
+        self._on_closed: OnClosed = do_nothing
         #: Whether the worker was told that every item was dealt.
         self.is_finished = False
         #: Whether the worker was dealt items without a key.
@@ -81,7 +82,7 @@ class FeedLine:
         self._epoch = NO_EPOCH
         self.credits = 0
         self.out.clear()
-        self.on_credit = _nothing
+        self.on_credit = do_nothing
         self.is_finished = self.has_unkeyed = False
 
     def take_over(self, predecessor: FeedLine) -> None:
@@ -215,11 +216,3 @@ class FeedLine:
 def _parts_of(item: Any) -> list[Any]:
     # The key is outside the item, so that it is known if the item cannot be read.
     return [item.key, item.item] if isinstance(item, Envelope) else [None, item]
-
-
-def _nothing() -> None:
-    """Ignore credits that nobody waits for."""
-
-
-def _unheard(error: Exception) -> None:
-    """Ignore the end of a line that nobody listens to."""

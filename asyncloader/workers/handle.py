@@ -33,7 +33,7 @@ from asyncloader.safe_error_text import repr_of
 from asyncloader.transport.channel import close_all
 from asyncloader.transport.ends import LoopEnd
 from asyncloader.transport.frame import CutOff, Frame
-from asyncloader.waiting import Patience, call_soon
+from asyncloader.waiting import Patience, call_soon, do_nothing
 from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import (
@@ -118,8 +118,8 @@ class WorkerHandle:
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The loop that is told of the process's death, once, also while this is detached.
         self._watched_on: asyncio.AbstractEventLoop | None = None
-        self._unwatch: Callable[[], object] = _nothing
-        self.on_news: Callable[[], None] = _nothing
+        self._unwatch: Callable[[], object] = do_nothing
+        self.on_news: Callable[[], None] = do_nothing
         self._epoch = NO_EPOCH
 
     @property
@@ -151,7 +151,7 @@ class WorkerHandle:
         """Leave the loop; what the worker sends waits in the kernel."""
         self._channel.detach()
         self._loop = None
-        self.on_news = _nothing
+        self.on_news = do_nothing
         if self.line is not None:
             self.line.detach()
 
@@ -454,7 +454,3 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
             found()
 
     return call
-
-
-def _nothing() -> None:
-    """Ignore news that nobody waits for."""

@@ -32,6 +32,7 @@ from asyncloader.places.stream_place import WorkerStart, start_after_arrived
 from asyncloader.runtime import in_thread
 from asyncloader.transport.codec import Admitted, Opener
 from asyncloader.transport.raw_arrays import import_torch
+from asyncloader.waiting import do_nothing
 from asyncloader.workers.messages import NO_NOTE, Note
 
 
@@ -195,9 +196,10 @@ class Inbox:
         self.position = self.arrived = mark.position + unwanted
         #: The latest mark at or before the taken items; and the same for the arrived items.
         self.mark = self.latest_mark = Noted(mark.position, mark)
-        # Credits whose items were all taken, and what grants them again once there are more.
+        # Credits whose items were all taken, and what grants them again once there are more. A
+        # worker that is fed needs none.
         self._credits_done = 0
-        self._on_credits: Callable[[Inbox, int], None] = _keep
+        self._on_credits: Callable[[Inbox, int], None] = do_nothing
         self._most_credits = 0
         #: The name of a pipe without order of which nothing is recorded, or "".
         self.unrecorded = ""
@@ -353,7 +355,7 @@ class Inbox:
             arrived = self.frames.popleft()
             arrived.decoder.give_back(arrived.frame)
         self._items, self.left = [], 0
-        self._on_credits = _keep
+        self._on_credits = do_nothing
 
     def _would_copy(self) -> bool:
         """Whether the next frame's memory would be copied, because the consumer holds so much."""
@@ -369,10 +371,6 @@ class Inbox:
                 self.error = item
                 return items[:at]
         return items
-
-
-def _keep(inbox: Inbox, credits: int) -> None:
-    """Grant nothing: a worker that is fed needs no credits."""
 
 
 #: A frame with so many items holds tiny ones. Several such frames are taken at once, because

@@ -56,6 +56,7 @@ from asyncloader.datapipes.running.traits import (
 from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.datapipes.running.watch.watching import NOT_WATCHED, UNCOUNTED, Watching
 from asyncloader.errors import SnapshotError
+from asyncloader.waiting import do_nothing
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -248,7 +249,7 @@ class Edge(Generic[T]):
         self.note_end: Callable[[], object] | None = None
         #: Notes where it stands, if it is time to, when so many of its items have come: for a
         #: reader that lags and counts them itself.
-        self.passed: Callable[[int], None] = _not_noted
+        self.passed: Callable[[int], None] = do_nothing
         #: The ``Ahead`` that reads it at present, if the reader runs ahead.
         self.ahead: Any = None
         self._crossing: Exchange[T] | None = None
@@ -459,7 +460,7 @@ class Edge(Generic[T]):
         self.resume(positions[0], cursors)
         following = aiter(self.abegin())
         # No place is noted here: the reader does not hold yet what it needs.
-        noting, self.passed = self.passed, _not_noted
+        noting, self.passed = self.passed, do_nothing
         items, wanted = [], set(positions)
         for position in range(positions[0], then):
             item = await anext(following, _END)
@@ -632,10 +633,6 @@ async def _ticked(items: AsyncIterator[T], count: Count) -> AsyncIterator[T]:
             del item
     finally:
         await aclose_items(items)
-
-
-def _not_noted(count: int) -> None:
-    """Note nothing: nobody lags."""
 
 
 @dataclass

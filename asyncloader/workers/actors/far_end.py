@@ -17,18 +17,15 @@ from typing import Any
 
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.runtime import CallThread
-from asyncloader.transport.arena import Arena, News, SlotRef, unwritten, wake_nobody
+from asyncloader.transport.arena import Arena, News, SlotRef, unwritten
 from asyncloader.transport.codec import Decoder
 from asyncloader.transport.ends import QueuedEnd, joined
 from asyncloader.transport.frame import Buffer
+from asyncloader.waiting import do_nothing
 
 #: How many calls wait for a worker's frames at once: while one result travels, the next is made.
 _FETCHES = 2
 _COPY_BYTES = 1 << 20
-
-
-def _unheard(how: int | BaseException) -> None:
-    """Ignore the end of an actor that another one watches over."""
 
 
 class FarEnd(QueuedEnd):
@@ -49,7 +46,7 @@ class FarEnd(QueuedEnd):
         box: int,
         calls: CallThread,
         argument: Callable[[Any], Any],
-        on_end: Callable[[int | BaseException], None] = _unheard,
+        on_end: Callable[[int | BaseException], None] = do_nothing,
     ) -> None:
         super().__init__()
         self.memory = ArrivedMemory()
@@ -154,7 +151,7 @@ class ArrivedMemory:
     """
 
     def __init__(self) -> None:
-        self.wake: Callable[[], None] = wake_nobody
+        self.wake: Callable[[], None] = do_nothing
         self._arrived: dict[int, memoryview] = {}
         self._released: deque[int] = deque()
         #: Memory that is used again, since new pages take longer than what is copied into them.
