@@ -750,20 +750,18 @@ class Telling(Ledger):
         self._tell = tell
         self._told_at = monotonic()
         self._sent: deque[Key] = deque()
-        self._left: list[tuple[str, Key]] = []
-        self._ends: list[tuple[int, int]] = []
-        self._failed: list[tuple[int, Element]] = []
-        self._newly_kept: list[tuple[int, int, Any]] = []
+        # What is told next, but for the numbers of what was sent.
+        self._news = Told([], [], [], [], [])
 
     def keep(self, pipe: int, number: int, result: Any) -> None:
         with self._lock:
             super().keep(pipe, number, result)
-            self._newly_kept.append((pipe, number, result))
+            self._news.kept.append((pipe, number, result))
 
     def note_failure(self, pipe: int | None, key: Key) -> None:
         if pipe is not None:
             with self._lock:
-                self._failed.append((pipe, elements_of(key)[0]))
+                self._news.failed.append((pipe, elements_of(key)[0]))
 
     def hand_on(self, key: Key) -> None:
         with self._lock:
@@ -772,7 +770,7 @@ class Telling(Ledger):
 
     def leave_out(self, key: Key, reason: str) -> None:
         with self._lock:
-            self._left.append((reason, key))
+            self._news.left_out.append((reason, key))
             self._settle(key)
             is_due = monotonic() - self._told_at > _TELL_SECONDS
         if is_due:
@@ -780,16 +778,13 @@ class Telling(Ledger):
 
     def end_parts(self, number: int, count: int) -> None:
         super().end_parts(number, count)
-        self._ends.append((number, count))
+        self._news.ends.append((number, count))
 
     def told(self, count: int) -> Told | None:
         """Return the numbers of the next ``count`` items to send, and what was left out since."""
         with self._lock:
             self._told_at = monotonic()
-            if not (count or self._left or self._ends):
+            if not (count or self._news.left_out or self._news.ends):
                 return None
-            left, self._left = self._left, []
-            ends, self._ends = self._ends, []
-            failed, self._failed = self._failed, []
-            kept, self._newly_kept = self._newly_kept, []
-            return Told([self._sent.popleft() for _ in range(count)], left, ends, failed, kept)
+            news, self._news = self._news, Told([], [], [], [], [])
+            return news._replace(keys=[self._sent.popleft() for _ in range(count)])
