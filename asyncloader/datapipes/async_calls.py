@@ -17,7 +17,7 @@ from collections.abc import (
     Coroutine,
     Iterable,
 )
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from time import perf_counter
 from typing import Any, Generic, Literal, TypeVar
 
@@ -35,7 +35,14 @@ from asyncloader.datapipes.columns import change_async
 from asyncloader.datapipes.recording import Joining
 from asyncloader.datapipes.resources import Resource, SharedResource, kept, with_last
 from asyncloader.datapipes.running.conveyor import RunningAhead
-from asyncloader.datapipes.running.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
+from asyncloader.datapipes.running.cursors import (
+    Cursor,
+    Cursors,
+    aclose_items,
+    adropped,
+    groups_of,
+    items_of,
+)
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
@@ -307,11 +314,8 @@ class AsyncMapPass(AheadPass[T]):
         for task, (position, since) in list(self.calls.items()):
             yield of_task(task, name, item=position, since=since)
 
-    async def __aiter__(self) -> AsyncIterator[T]:
-        async with aclosing(self._groups(most=1)) as groups:
-            async for group in groups:
-                # Do not keep the yielded item alive while awaiting the next one.
-                yield group.pop()
+    def __aiter__(self) -> AsyncIterator[T]:
+        return items_of(self._groups(most=1))
 
     def groups(self) -> AsyncGenerator[list[T], None]:
         """Yield the items in lists; ``cursor()`` is exact after each list."""

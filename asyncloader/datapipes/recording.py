@@ -33,6 +33,7 @@ from asyncloader.datapipes.running.cursors import (
     Cursors,
     close_items,
     groups_of,
+    items_of,
     number_of,
 )
 from asyncloader.datapipes.running.naming import stage_name
@@ -150,11 +151,8 @@ class StagePass(Pass[Any]):
         items: Iterator[Any] = self.pipe.run(self.source, self)
         return items
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async with aclosing(self.groups()) as groups:
-            async for group in groups:
-                while group:
-                    yield group.pop(0)
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return items_of(self.groups())
 
     def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in lists."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
@@ -18,6 +17,7 @@ from asyncloader.datapipes.running.cursor_history import newest, thinned
 from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
+    items_of,
     number_of,
     put_cursor,
     take_number_of,
@@ -414,13 +414,8 @@ class FedPass(Pass[Any]):
     def under_way(self) -> Iterable[UnderWay]:
         return () if self._stream is None else self._stream.holding_up()
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async with aclosing(self.groups()) as groups:
-            async for items in groups:
-                for item in items:
-                    yield item
-                # Keep no item alive while waiting for the next.
-                del items, item
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return items_of(self.groups())
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they come."""

@@ -16,6 +16,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
+from contextlib import aclosing
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -54,6 +55,15 @@ async def _one_by_one(items: AsyncIterable[T]) -> AsyncGenerator[list[T], None]:
             del group
     finally:
         await aclose_items(iterator)
+
+
+async def items_of(groups: AsyncGenerator[list[T], None]) -> AsyncIterator[T]:
+    """Yield the items of lists one by one, and close what yields the lists."""
+    async with aclosing(groups):
+        async for group in groups:
+            # Keep no yielded item alive while waiting for the next.
+            while group:
+                yield group.pop(0)
 
 
 def close_items(iterator: Iterator[Any]) -> None:
