@@ -304,26 +304,22 @@ class TaskGiver(Generic[T]):
             self._finish(Stopped())
 
     async def _run(self) -> None:
-        try:
-            run = self._reading
-            elsewhere = run if run.is_made_elsewhere() else None
-            await give_groups(run.astarted(), self._exchange, self._home.loop, elsewhere)
-        except asyncio.CancelledError as error:
-            if not is_being_cancelled():
-                self._finish(not_cancelled(error))
-                return
-            # The taker must not take a closed pass for the end of the data.
-            self._finish(Stopped())
-            raise
-        except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
-            self._finish(error)
-        else:
+        await telling(self._give_all(), self._finish)
+        if not self.is_done:
             self._finish(None)
 
+    async def _give_all(self) -> None:
+        run = self._reading
+        elsewhere = run if run.is_made_elsewhere() else None
+        await give_groups(run.astarted(), self._exchange, self._home.loop, elsewhere)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        # A task that is cancelled before its first step never runs ``_run``.
+        # It was cancelled. The taker must not take a closed pass for the end of the data.
         if not self.is_done:
             self._finish(Stopped())
+        if not task.cancelled():
+            # An interrupt has come out of the loop itself.
+            task.exception()
 
     def _finish(self, error: BaseException | None) -> None:
         self.is_done = True
