@@ -8,7 +8,7 @@ say what became of each. And it is about how a graph is changed so that it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, is_pipe
@@ -64,7 +64,7 @@ def recorded_from(graph: Graph) -> Any:
 
 
 def _recorded_from(graph: Graph) -> Any:
-    numbering = next((pipe for pipe in graph.pipes if isinstance(pipe, Numbering)), None)
+    numbering = _first_of(Numbering, graph.pipes)
     if numbering is not None:
         return graph.readers(numbering)[0]
     first = beginning(graph)
@@ -72,6 +72,11 @@ def _recorded_from(graph: Graph) -> Any:
         return first
     is_live = any(map(lives_with_loader, graph.pipes))
     return None if is_live or hard_to_record(graph, section(graph, first)) else first
+
+
+def _first_of(kind: type, pipes: Iterable[Any]) -> Any:
+    """Return the first pipe of a kind, or None."""
+    return next((pipe for pipe in pipes if isinstance(pipe, kind)), None)
 
 
 def section(graph: Graph, first: Any) -> list[Any]:
@@ -98,7 +103,7 @@ def hard_behind(graph: Graph, in_workers: Sequence[Any], end: Any) -> list[Any]:
     None, if a section begins in the workers.
     """
     first, pipes = recorded_from(graph), section(graph, end)
-    numbering = next((pipe for pipe in graph.pipes if isinstance(pipe, Numbering)), None)
+    numbering = _first_of(Numbering, graph.pipes)
     if any(pipe is first or pipe is numbering for pipe in in_workers):
         return []
     if numbering is not None:
@@ -211,11 +216,11 @@ def recorded_in_worker(end: Any) -> tuple[Any, bool]:
     It does so in a recorded section.
     """
     pipes = pipes_of(end)
-    numbering = next((pipe for pipe in pipes if isinstance(pipe, Numbering)), None)
+    numbering = _first_of(Numbering, pipes)
     if numbering is None:
         return end, False
     numbering.tell()
-    if not any(isinstance(pipe, Settling) for pipe in pipes):
+    if _first_of(Settling, pipes) is None:
         end = Settling(end, numbering)
     return end, True
 
@@ -226,11 +231,11 @@ def recorded_behind(end: Any, outlet: Any) -> Any:
     Return the graph's end. If nothing behind it needs the numbers, the outlet ``settles``.
     """
     first, *behind = section(Graph(end), outlet)
-    numbering = next((pipe for pipe in behind if isinstance(pipe, Numbering)), None)
+    numbering = _first_of(Numbering, behind)
     if numbering is not None:
         end, _ = _in_stages(end, behind[: behind.index(numbering)], outlet)
         end = replaced(end, numbering, numbering.source)
-    settling = next((pipe for pipe in pipes_of(end) if isinstance(pipe, Settling)), None)
+    settling = _first_of(Settling, pipes_of(end))
     if settling is None:
         recorded = behind[: _count_of_recorded([first, *behind]) - 1]
         outlet.settles = not recorded
