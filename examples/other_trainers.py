@@ -64,7 +64,7 @@ class SlimeSource:
     def load(self, rollout_id: int | None = None) -> None:
         if rollout_id is not None and self._file(rollout_id).exists():
             self.loader.load_state_dict(torch.load(self._file(rollout_id)))
-            self._trained = rollout_id
+            self._trained, self._batches = rollout_id, None
 
     def _file(self, rollout_id: int) -> Path:
         return Path(self.args.save, f"loader_{rollout_id}.pt")

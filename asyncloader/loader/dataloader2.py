@@ -437,7 +437,9 @@ class DataLoader2(Generic[T_co]):
         they do. Only the state is lasting: what was acknowledged after it comes again too. This
         needs a loader that was made with ``acknowledge=True``. It may be called from any thread,
         and after the end of an epoch until the next one begins. A ValueError says how many items
-        there are to acknowledge, if those are fewer than ``count``.
+        there are to acknowledge, if those are fewer than ``count``. Where a state is loaded while
+        items of before are still around, acknowledge by the iterator that yielded them: its ``ack``
+        refuses those.
 
         >>> from asyncloader.datapipes.iter import IterableWrapper
         >>> pipe = IterableWrapper(range(5))

@@ -28,7 +28,13 @@ from asyncloader.datapipes.running.traits import reads_ahead, requested_for, wai
 from asyncloader.datapipes.running.watch.watching import NOT_WATCHED
 from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.deadline import ends_within, leaving_time, time_left
-from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
+from asyncloader.errors import (
+    ForkedError,
+    IteratorInvalidated,
+    LoaderClosed,
+    LoaderError,
+    LoopMismatchError,
+)
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, EpochLife, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
@@ -48,6 +54,11 @@ from asyncloader.system import in_forked_child, unless_exiting
 
 #: The message about a loader that was shut down.
 CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
+
+_OF_BEFORE = (
+    "a state was loaded after this iterator had yielded these items, and they come again: drop"
+    " them, and take a new iterator from the loader"
+)
 
 
 class Engine:
@@ -155,6 +166,7 @@ class Engine:
             if self._epoch is not None:
                 self._epoch.abandon()
             with self._buffer.lock:
+                self._buffer.outdate(IteratorInvalidated(_OF_BEFORE))
                 self._seeds, self._start, self._buffer = seeds, start, buffer
                 self._left_at, self._kept, self._is_reseeded = [], None, False
                 self.is_set_back = True
@@ -198,14 +210,20 @@ class Engine:
             return self._epoch.cursors(passed)
         return self._left_at[newest(self._left_at, passed)][1]
 
-    def ack(self, count: int) -> None:
-        """Acknowledge the oldest items that were not; from any thread."""
+    def ack(self, count: int, buffer: ItemBuffer | None = None) -> None:
+        """Acknowledge the oldest items of an iterator's buffer that were not; from any thread.
+
+        Without a ``buffer`` that is the one of the present epoch.
+        """
+        # Asked for first: if a state is loaded meanwhile, it refuses.
+        present = self._buffer
+        buffer = present if buffer is None else buffer
         start, recorded = self._start, self._recorded()
-        if recorded is None or start is None:
-            self._buffer.ack(count)
+        if recorded is None or start is None or buffer is not present:
+            buffer.ack(count)
             return
         ledger, before = recorded.ledger, start.before
-        self._buffer.ack(count, lambda settled: ledger.check_ack(settled - before))
+        buffer.ack(count, lambda settled: ledger.check_ack(settled - before))
         ledger.catch_up()
 
     @property

@@ -38,6 +38,7 @@ class ItemBuffer:
         "_is_paused",
         "_is_shut",
         "_limit",
+        "_outdated",
         "_pause_lasts",
         "acknowledged",
         "arrived",
@@ -66,6 +67,8 @@ class ItemBuffer:
         self._held_back: list[Any] = []
         self._limit = _NO_LIMIT
         self._is_paused = self._pause_lasts = self._is_shut = False
+        # Why nothing that passed is to be acknowledged any more.
+        self._outdated: Exception | None = None
         self.is_ended = False
         self.has_failed = False
         #: While a thread holds this, no other lets items in or acknowledges any. A signal handler
@@ -114,6 +117,8 @@ class ItemBuffer:
             )
         count = checked_count("count", count, at_least=1)
         with self.lock:
+            if self._outdated is not None:
+                raise self._outdated.with_traceback(None)
             left = self.passed - self.acknowledged
             if count > left:
                 raise ValueError(
@@ -122,6 +127,11 @@ class ItemBuffer:
                 )
             check(self.acknowledged + count)
             self.acknowledged += count
+
+    def outdate(self, reason: Exception) -> None:
+        """Make every later ``ack`` raise ``reason``."""
+        with self.lock:
+            self._outdated = reason
 
     def is_closed(self) -> bool:
         """Whether nothing may pass until ``resume`` or another limit."""

@@ -58,8 +58,8 @@ def _is_never_running() -> bool:
 class DataLoader2Iterator(Generic[T_co]):
     """What the sync and the async iterator of a loader share.
 
-    ``limit``, ``pause`` and ``resume`` are plain methods. Other attributes are those of the
-    graph's own iterator.
+    ``limit``, ``pause``, ``resume`` and ``ack`` are plain methods. Other attributes are those of
+    the graph's own iterator.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -105,6 +105,31 @@ class DataLoader2Iterator(Generic[T_co]):
         self._state.buffer.resume()
         if self._is_live():
             self._engine.lifecycle.resume()
+
+    def ack(self, count: int = 1) -> None:
+        """Acknowledge the ``count`` oldest items of this iterator, as ``loader.ack`` does.
+
+        Once a state was loaded, the items that it had yielded come again, and this raises
+        IteratorInvalidated. So it is the one to call where items of before may still be around, in
+        a queue or in a trainer: ``loader.ack`` is about the items of the latest iterator.
+
+        >>> from asyncloader import DataLoader2, IteratorInvalidated
+        >>> from asyncloader.datapipes.iter import IterableWrapper
+        >>> with DataLoader2(IterableWrapper(range(5)), acknowledge=True) as loader:
+        ...     state = loader.state_dict()
+        ...     former = iter(loader)
+        ...     print(next(former))
+        ...     loader.load_state_dict(state)
+        ...     print(next(iter(loader)))
+        ...     try:
+        ...         former.ack()
+        ...     except IteratorInvalidated:
+        ...         print("it comes again")
+        0
+        0
+        it comes again
+        """
+        self._engine.ack(count, self._state.buffer)
 
     def has_begun(self) -> bool:
         """Whether an item was asked for."""
@@ -153,12 +178,13 @@ class DataLoader2Iterator(Generic[T_co]):
     def _forget_parent(self) -> None:
         """In a forked child: yield nothing more, and leave the parent's epoch alone."""
         self._epoch = None
-        # The lock of the parent's buffer may be held for ever here.
-        self._state.buffer = ItemBuffer()
-        self._state.refusal = ForkedError(
+        self._state.refusal = refusal = ForkedError(
             "this iterator belongs to the process that made it, not to its forked child;"
             " make a new DataLoader2 in the child"
         )
+        # The lock of the parent's buffer may be held for ever here.
+        self._state.buffer = ItemBuffer(acknowledges=True)
+        self._state.buffer.outdate(refusal)
 
 
 _alive: weakref.WeakSet[DataLoader2Iterator[Any]] = weakref.WeakSet()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -20,6 +21,7 @@ from asyncloader import (
     IteratorInvalidated,
     LoaderClosed,
     MultiProcessingReadingService,
+    Version,
 )
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
@@ -242,6 +244,119 @@ def test_what_a_rollout_had_in_flight_comes_again() -> None:
             rest = list(loader_numbers(loader, loader))
             assert sorted(settled + rest) == list(range(COUNT))
             loader.ack(loader.unacknowledged)
+
+
+def parts(number: int) -> Iterator[tuple[int, int]]:
+    yield from ((number, part) for part in range(3))
+
+
+def of_policy(version: Version) -> Any:
+    prompts = it.IterableWrapper(range(COUNT))
+    return prompts.rollout(answer, version=version, max_lag=2, per_step=4)
+
+
+#: What is run, with a policy's version, and by which service.
+ACKNOWLEDGED: dict[str, tuple[Callable[[Version], Any], Callable[[], Any]]] = {
+    "here": (lambda _: numbers(), lambda: None),
+    "in workers": (lambda _: sharded(), workers),
+    "in workers that are chosen": (lambda _: sharded(), lambda: workers("auto")),
+    "parts": (lambda _: numbers().flatmap(parts, repeatable=False), lambda: None),
+    "parts in workers": (lambda _: sharded().flatmap(parts, repeatable=False), workers),
+    "a rollout": (lambda _: numbers().rollout(answer), lambda: None),
+    "a rollout behind workers": (lambda _: sharded().rollout(answer), workers),
+    "a rollout of a policy": (of_policy, lambda: None),
+}
+
+
+def acknowledging(name: str, version: Version) -> Any:
+    graph, service = ACKNOWLEDGED[name]
+    return DataLoader2(graph(version), reading_service=service(), seed=SEED, acknowledge=True)
+
+
+@pytest.mark.parametrize("name", ACKNOWLEDGED)
+def test_an_item_of_before_a_load_is_not_acknowledged_in_place_of_one_after_it(name: str) -> None:
+    version = Version()
+    with acknowledging(name, version) as loader:
+        former = iter(loader)
+        list(islice(former, 4))
+        version.advance()
+        former.ack(2)
+        state = loader.state_dict(include_datapipe=False)
+        next(former)
+        loader.load_state_dict(state)
+        with pytest.raises(IteratorInvalidated, match="come again: drop them"):
+            former.ack()
+        latest = iter(loader)
+        list(islice(latest, 3))
+        version.advance()
+        with pytest.raises(IteratorInvalidated, match="come again: drop them"):
+            former.ack(3)
+        assert loader.unacknowledged == 3
+        latest.ack(3)
+        assert loader.unacknowledged == 0
+
+
+@pytest.mark.parametrize("name", ["here", "parts", "a rollout"])
+async def test_an_item_of_before_a_load_is_refused_on_a_loop_too(name: str) -> None:
+    async with acknowledging(name, Version()) as loader:
+        state, former = loader.state_dict(), aiter(loader)
+        await anext(former)
+        loader.load_state_dict(state)
+        latest = aiter(loader)
+        await anext(latest)
+        with pytest.raises(IteratorInvalidated, match="come again: drop them"):
+            former.ack()
+        latest.ack()
+        await anext(latest)
+        loader.ack()
+
+
+def test_a_trainer_behind_a_queue_is_told_that_what_it_trained_comes_again() -> None:
+    batches: queue.Queue[int] = queue.Queue()
+    is_loaded = threading.Event()
+    trained: list[int] = []
+    refused: list[str] = []
+
+    def train(items: Any) -> None:
+        is_loaded.wait()
+        while not batches.empty():
+            trained.append(batches.get())
+            try:
+                items.ack()
+            except IteratorInvalidated as error:
+                refused.append(str(error))
+
+    with DataLoader2(it.IterableWrapper(range(COUNT)), acknowledge=True) as loader:
+        beginning, former = loader.state_dict(), iter(loader)
+        trainer = threading.Thread(target=train, args=(former,))
+        trainer.start()
+        for item in islice(former, 5):
+            batches.put(item)
+        loader.load_state_dict(beginning)
+        assert list(islice(loader, 6)) == list(range(6))
+        is_loaded.set()
+        trainer.join()
+        assert (trained, len(refused)) == (list(range(5)), 5)
+        # Nothing of them counts: a resume begins where the state that was loaded does.
+        assert loader.unacknowledged == 6
+        assert loader.state_dict()["position"]["items"] == 0
+
+
+def test_the_last_items_of_an_epoch_are_not_acknowledged_after_a_load_either() -> None:
+    with DataLoader2(it.IterableWrapper(range(3)), acknowledge=True) as loader:
+        beginning, former = loader.state_dict(), iter(loader)
+        assert list(former) == [0, 1, 2]
+        former.ack()
+        loader.load_state_dict(beginning)
+        latest = iter(loader)
+        with pytest.raises(IteratorInvalidated, match="come again"):
+            former.ack(2)
+        assert list(latest) == [0, 1, 2]
+        latest.ack(3)
+        # An epoch that is over has nothing left to acknowledge.
+        assert next(iter(loader)) == 0
+        with pytest.raises(ValueError, match="0 were delivered"):
+            latest.ack()
 
 
 def loader_numbers(loader: DataLoader2[Any], items: Any) -> Iterator[int]:
