@@ -1,7 +1,8 @@
 """Train with TRL's AsyncGRPOTrainer on answers that a loader generates, and resume exactly.
 
 Start:  python examples/trl_rollouts.py (needs trl==1.16.0 and requests)
-Expect: ten steps of TRL, then five more from a checkpoint, and each prompt trained once.
+Expect: ten steps of TRL, then five more from a checkpoint, and each prompt trained once; then five
+        in which each answer is of the policy that it trains.
 
 ``RolloutWorker`` is what TRL asks of whatever makes its samples, its ``RolloutWorkerProtocol``,
 over a loader that yields groups of a ``rollout``. Here a tiny model that is made, not downloaded,
@@ -99,6 +100,18 @@ class RolloutWorker:
                         enqueued_at=time.time(),
                     )
                     self.rollout_buffer.put(sample)
+
+
+class OnPolicyTrainer(AsyncGRPOTrainer):
+    """TRL's trainer for ``max_lag=0``, in one process.
+
+    What Accelerate makes of TRL's loader reads the samples of the next step before it gives those
+    of this one, to know whether they are the last. With ``max_lag=0`` there are none before this
+    step is trained, so each would wait for the other.
+    """
+
+    def get_train_dataloader(self) -> Any:
+        return super().get_train_dataloader().base_dataloader
 
 
 # What TRL trains, and what answers ------------------------------------------------------------
@@ -207,15 +220,17 @@ class SaveLoader(TrainerCallback):
         torch.save(self.loader.state_dict(include_datapipe=False), folder / "loader.pt")
 
 
-def train(folder: Path, steps: int, checkpoint: Path | None = None) -> list[int]:
-    """Train with TRL; return the prompts that were trained."""
+def train(
+    folder: Path, steps: int, checkpoint: Path | None = None, max_lag: int = MAX_LAG
+) -> tuple[list[int], int]:
+    """Train with TRL; return the prompts that were trained, and how much later at most."""
     copy, version = Copy(folder / "model"), Version()
     prompts = IterableWrapper(range(100)).shuffle().cycle()
     groups = prompts.rollout(
         copy.generate,
         group=GROUP,
         version=version,
-        max_lag=MAX_LAG,
+        max_lag=max_lag,
         per_step=SAMPLES_PER_STEP // GROUP,
     )
     with DataLoader2(groups, acknowledge=True, seed=0) as loader:
@@ -225,7 +240,8 @@ def train(folder: Path, steps: int, checkpoint: Path | None = None) -> list[int]
         worker = RolloutWorker(loader, version, SAMPLES_PER_STEP)
         # It asks for the name of a GPU.
         async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
-        trainer = AsyncGRPOTrainer(
+        trainer_class = AsyncGRPOTrainer if max_lag else OnPolicyTrainer
+        trainer = trainer_class(
             str(folder / "model"),
             args=AsyncGRPOConfig(
                 str(folder / "out"),
@@ -234,7 +250,7 @@ def train(folder: Path, steps: int, checkpoint: Path | None = None) -> list[int]
                 learning_rate=0.02,
                 per_device_train_batch_size=SAMPLES_PER_STEP,
                 token_budget=0,
-                max_staleness=MAX_LAG,
+                max_staleness=max_lag,
                 use_cpu=True,
                 bf16=False,
                 logging_strategy="no",
@@ -247,18 +263,21 @@ def train(folder: Path, steps: int, checkpoint: Path | None = None) -> list[int]
         )
         AttentionInterface.register(TREE_ATTENTION, plain_attention)
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    return worker.numbers[: worker.trained]
+        (rollout,) = loader.stats().rollouts
+    return worker.numbers[: worker.trained], max(rollout.lags)
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(folder / "model")
-        trained = train(folder, 10)
+        trained, _ = train(folder, 10)
         print(f"trained: {len(trained)} prompts in 10 steps of TRL")
-        trained += train(folder, 15, folder / "out" / "checkpoint-10")
+        trained += train(folder, 15, folder / "out" / "checkpoint-10")[0]
         once = sorted(trained) == list(range(len(trained)))
         print(f"resumed: {len(trained)} prompts in 15 steps, each once: {once}")
+        trained, lag = train(folder, 5, max_lag=0)
+        print(f"with max_lag=0: {len(trained)} prompts in 5 steps, at most {lag} versions later")
 
 
 if __name__ == "__main__":

@@ -27,4 +27,5 @@ def test_trl_trains_each_prompt_once_over_a_resume() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "trained: 40 prompts in 10 steps of TRL\n" in done.stdout
-    assert done.stdout.endswith("resumed: 60 prompts in 15 steps, each once: True\n")
+    assert "resumed: 60 prompts in 15 steps, each once: True\n" in done.stdout
+    assert done.stdout.endswith("with max_lag=0: 20 prompts in 5 steps, at most 0 versions later\n")
