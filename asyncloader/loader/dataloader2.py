@@ -37,7 +37,7 @@ from asyncloader.loader.long_waits import Wait
 from asyncloader.loader.page.asking import is_asked_for
 from asyncloader.loader.paused import Paused
 from asyncloader.loader.stats import LoaderStats, stats_of
-from asyncloader.loader.torch_names import batcher_of, dataset_of, no_sampler
+from asyncloader.loader.torch_names import batcher_of, dataset_of, no_sampler, no_set_epoch
 from asyncloader.places.elastic import Role
 from asyncloader.places.snapshot import without_graph
 from asyncloader.places.states import LoaderStates, own_state, unpickled_graph, workers_of
@@ -345,6 +345,11 @@ class DataLoader2(Generic[T_co]):
     def batch_sampler(self) -> NoReturn:
         """Not there: an AttributeError says that the graph decides the order."""
         no_sampler("batch_sampler")
+
+    @property
+    def set_epoch(self) -> NoReturn:
+        """Not there: an AttributeError says that the loader counts epochs itself."""
+        no_set_epoch()
 
     @property
     def num_workers(self) -> int:

@@ -49,3 +49,11 @@ def no_sampler(name: str) -> NoReturn:
         " not (transformers: TrainingArguments(ignore_data_skip=True)): load the loader's own state"
         " instead"
     )
+
+
+def no_set_epoch() -> NoReturn:
+    """Raise the AttributeError for who tells a loader the epoch, as one of Accelerate's is told."""
+    raise AttributeError(
+        "a DataLoader2 has no set_epoch: it counts epochs itself, each has an order of its own, and"
+        " a state says which one it is in; leave set_epoch(...) out"
+    )

@@ -1,7 +1,7 @@
 """Loops that are written for torchdata's StatefulDataLoader, as trainers have them.
 
-What verl, torchtitan and torchdata's own tests count on when they call a loader: which moments
-there are, and what each yields.
+What verl, torchtitan, SkyRL and torchdata's own tests count on when they call a loader: which
+moments there are, and what each yields.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Sampler
 
 from asyncloader import DataLoader2
 from tests.leaks import leaves_nothing
@@ -190,6 +191,88 @@ async def test_a_plain_for_in_a_task_yields_states_that_resume() -> None:
     async with prompts(2) as loader:
         loader.load_state_dict(states[5])
         assert [batch.tolist() async for batch in loader] == seen[6:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_that_is_made_before_a_state_is_loaded_begins_there(workers: int) -> None:
+    # A trainer may take its iterator when it is made, load a checkpoint, and then the beginning,
+    # from which it skips by itself; and it goes back to the beginning for each epoch.
+    with prompts(workers) as loader:
+        beginning, batches = loader.state_dict(), enumerate(loader)
+        first = [batch.tolist() for _, batch in batches]
+        loader.load_state_dict(beginning)
+        assert [batch.tolist() for batch in loader] == first
+    with prompts(workers) as loader:
+        beginning, batches = loader.state_dict(), iter(loader)
+        next(batches)
+        later = loader.state_dict()
+    with prompts(workers) as loader:
+        beginning, batches = loader.state_dict(), iter(loader)
+        loader.load_state_dict(later)
+        assert next(batches).tolist() == first[1]
+    with prompts(workers) as loader:
+        beginning, batches = loader.state_dict(), iter(loader)
+        loader.load_state_dict(later)
+        loader.load_state_dict(beginning)
+        assert [batch.tolist() for batch in batches] == first
+
+
+class CountingSampler(Sampler[int]):
+    """A sampler that counts, goes back at its end, and has a state for who asks."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.generator = torch.Generator().manual_seed(3)
+        self.plan: list[int] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        if self.plan is None:
+            self.plan = torch.randperm(len(PROMPTS), generator=self.generator).tolist()
+        while self.position < len(self.plan):
+            self.position += 1
+            yield self.plan[self.position - 1]
+        self.position, self.plan = 0, None
+
+    def __len__(self) -> int:
+        return len(PROMPTS)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler(PROMPTS), CountingSampler()])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_thread_takes_the_next_batch_while_the_state_before_it_is_kept(
+    workers: int, sampler: Any
+) -> None:
+    # A trainer that collates ahead takes the state, lets a thread take the next batch, trains, and
+    # saves the state that it has taken. Its iterator is used by this thread at the ends of epochs.
+    def train(start: int, state: Any = None) -> tuple[list[Any], list[Any]]:
+        with (
+            DataLoader2.from_dataset(
+                PROMPTS, 3, sampler=sampler, num_workers=workers, drop_last=True, seed=2
+            ) as loader,
+            ThreadPoolExecutor(1) as ahead,
+        ):
+            if state is not None:
+                loader.load_state_dict(state)
+            trained, states, batches = [], [], iter(loader)
+            coming = ahead.submit(next, batches, None)
+            for _ in range(start, 10):
+                if (batch := coming.result()) is None:
+                    batches = iter(loader)
+                    batch = next(batches)
+                states.append(loader.state_dict())
+                coming = ahead.submit(next, batches, None)
+                trained.append(batch.tolist())
+            return trained, states
+
+    whole, states = train(0)
+    for step in (1, 3, 4, 7):
+        assert train(step, states[step - 1])[0] == whole[step:]
 
 
 class OfOneRank:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.map import SequenceWrapper
@@ -133,6 +140,53 @@ def test_accelerate_leaves_a_loader_as_it_is_and_trains() -> None:
         loader.load_state_dict(state)
         trained(loader, halves)
     assert halves.weights() == whole.weights()
+
+
+def test_accelerate_is_not_told_of_the_end_of_an_epoch() -> None:
+    # So an accumulation that an epoch ends in goes on in the next one, as the docs say. With a
+    # loader of torch's it would be cut off there.
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    with new_loader(0) as loader:
+        prepared, loader = accelerator.prepare(Model(), loader)
+        steps, count = [], 0
+        for _ in range(2):
+            for _ in loader:
+                count += 1
+                with accelerator.accumulate(prepared):
+                    if accelerator.sync_gradients:
+                        steps.append(count)
+    assert steps == [4, 8, 12]
+
+
+def test_fabric_saves_and_loads_a_loader_that_is_in_its_state(tmp_path: Path) -> None:
+    # As litgpt's pretraining holds it; its finetuning counts and joins the data sets as well.
+    lightning = pytest.importorskip("lightning", reason="needs lightning")
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+
+    def read(stop: int, *, load: bool) -> list[Any]:
+        with new_loader() as loader, DataLoader2.from_dataset(Line(), batch_size=3) as validation:
+            both = ConcatDataset([loader.dataset, validation.dataset])
+            assert (len(both), len(loader)) == (2 * COUNT, COUNT // SIZE)
+            state, seen = {"step": 0, "loader": loader}, []
+            if load:
+                fabric.load(tmp_path / "state", state)
+            while state["step"] < stop:
+                # Such a loop begins the next epoch when it has seen the end of one.
+                for batch in loader:
+                    state["step"] += 1
+                    seen.append(batch["x"].flatten().tolist())
+                    if state["step"] % 4 == 0:
+                        assert len([None for _ in validation]) == 8
+                    if state["step"] == stop:
+                        break
+            fabric.save(tmp_path / "state", state)
+        return seen
+
+    whole = read(16, load=False)
+    for saved in (3, 6, 9):
+        read(saved, load=False)
+        assert read(16, load=True) == whole[saved:]
 
 
 def test_lightning_fabric_trains_and_resumes_from_its_checkpoint(tmp_path: Path) -> None:

@@ -96,6 +96,11 @@ def test_who_asks_for_a_sampler_is_told_what_decides_the_order() -> None:
                 ask(loader)
 
 
+def test_who_tells_the_epoch_is_told_that_the_loader_counts_them() -> None:
+    with pytest.raises(AttributeError, match=r"counts epochs itself.*leave set_epoch"):
+        DataLoader2.from_dataset(SQUARES).set_epoch(1)
+
+
 def test_a_graph_says_its_names_by_its_pipes() -> None:
     squares = SequenceWrapper(SQUARES, deepcopy=False)
     pipe = squares.shuffle().batch(4, drop_last=True).sharding_filter().map(len)
