@@ -703,6 +703,11 @@ def _publish_nothing() -> None:
     """Take nothing back: there are no such files here."""
 
 
+def finds_pages() -> bool:
+    """Whether the page of another process can be found here at all."""
+    return not PORTABLE
+
+
 def page_of(pid: int) -> str:
     """Return the address of the page of a process; "" if it has none, or nobody may know it."""
     file = _file_of(pid, _PAGE, os.O_RDONLY)

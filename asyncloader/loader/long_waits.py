@@ -134,9 +134,7 @@ class LongWaits:
 
 
 def _causes_of(loader: Waiting, present: Since) -> tuple[UnderWay, ...]:
-    if not can_be_looked_at():
-        return ()
-    starts = [of_start(present.task)] if present.task else []
+    starts = [of_start(present.task)] if present.task and can_be_looked_at() else []
     return (*starts, *holding_up(loader.watching))
 
 

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from http.client import HTTPException
 
-from asyncloader.system import exists, page_of
+from asyncloader.system import exists, finds_pages, page_of
 
 #: A process that does not answer is asked in several ways, each for a second or two.
 _ANSWER_SECONDS = 60.0
@@ -38,6 +38,11 @@ def _page_of(number: str) -> str:
         )
     if not exists(int(number)):
         raise ValueError(f"there is no process {number}")
+    if not finds_pages():
+        raise ValueError(
+            "on this system a program cannot be found by its number: give the address of its live"
+            " picture, which `python -m asyncloader watch` prints, and loader.watch().url is"
+        )
     url = page_of(int(number))
     if not url:
         raise ValueError(

@@ -54,7 +54,7 @@ from asyncloader.workers.messages import (
     load_report,
     split_items,
 )
-from asyncloader.workers.process.process import WorkerProcess
+from asyncloader.workers.process.process import UNKNOWN, WorkerProcess
 from asyncloader.workers.remote_errors import unpack_error
 from asyncloader.workers.worker_stats import WorkerStats, load_tally
 
@@ -274,6 +274,8 @@ class WorkerHandle:
         if self.life is STARTING:
             where += ", which is not ready yet"
         found = self.process.holding_up()
+        if UNKNOWN in found:
+            where += f", which cannot be asked from here ({self._way_to_ask()})"
         return [
             replace(
                 each,
@@ -282,6 +284,11 @@ class WorkerHandle:
             )
             for each in found
         ]
+
+    def _way_to_ask(self) -> str:
+        """Return how its user sees the stacks of a process that nobody can ask."""
+        there = f" on node {self.process.node}" if self.process.node else ""
+        return f"`py-spy dump --pid {self.process.pid}`{there} shows where it stands"
 
     async def add_stack(self, failure: WorkerTimeout) -> None:
         """Ask a silent worker to end, and say in a failure where its threads stood."""

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncloader import DataLoader2
+from asyncloader.datapipes.iter import IterableWrapper
 from tests.needs import needs_last_words
 
 #: Longer than any scene takes on a busy machine.
@@ -117,8 +119,32 @@ def test_a_wait_for_a_rank_names_it(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_cannot_be_asked_is_named() -> None:
-    pattern = r"the next item: worker 1 \(pid \d+\), for "
+    pattern = (
+        r"the next item: worker 1 \(pid (\d+)\), which cannot be asked from here"
+        r" \(`py-spy dump --pid \1` shows where it stands\), for "
+    )
     check_names(pattern, "a_call_in_a_worker", ASYNCLOADER_PORTABLE="1")
+
+
+def test_what_nobody_may_look_at_is_said_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a Python without the global interpreter lock, where frames of threads must be left.
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    is_asked, may_end = threading.Event(), threading.Event()
+
+    def wait(number: int) -> int:
+        is_asked.set()
+        may_end.wait(LIMIT_SECONDS)
+        return number
+
+    with DataLoader2(IterableWrapper(range(1)).map(wait)) as loader:
+        consumer = threading.Thread(target=list, args=(loader,))
+        consumer.start()
+        assert is_asked.wait(LIMIT_SECONDS)
+        found = loader.why()
+        may_end.set()
+        consumer.join()
+    pattern = f"cannot be looked at .* no global .*: `py-spy dump --pid {os.getpid()}` shows"
+    assert re.search(pattern, str(found))
 
 
 @pytest.mark.parametrize("scene", QUIET)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -48,6 +50,19 @@ def test_a_program_without_a_live_picture_is_told_how_to_have_one(capsys):
         next(reports(process))
         assert main(["why", str(process.pid)]) == 2
     assert "ASYNCLOADER_WATCH=1" in capsys.readouterr().err
+
+
+def test_where_nobody_is_found_by_number_an_address_is_asked_for():
+    asked = subprocess.run(
+        [sys.executable, "-m", "asyncloader", "why", str(os.getpid())],
+        env={**os.environ, "ASYNCLOADER_PORTABLE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert asked.returncode == 2
+    assert "give the address of its live picture" in asked.stderr
 
 
 @pytest.mark.parametrize(

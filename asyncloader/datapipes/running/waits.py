@@ -25,6 +25,7 @@ from asyncloader.datapipes.running.watch.frames import (
     IMPORTING,
     OUTSIDE,
     attribute,
+    can_be_looked_at,
     latest_pass,
     present_frames,
 )
@@ -57,11 +58,21 @@ def holding_up(watching: Watching) -> list[UnderWay]:
 
     To be called in a thread that runs none of the epoch.
     """
+    if not can_be_looked_at():
+        return [_out_of_sight()]
     blocking = list(_loops_that_stand_still(watching))
     on_loops = [] if blocking else [*_calls(watching), *_tasks(watching)]
     found = [*blocking, *on_loops, *_threads(watching)]
     # A task of a call is seen as both.
     return list({each.stack or each: each for each in reversed(found)}.values())[::-1]
+
+
+def _out_of_sight() -> UnderWay:
+    """Return what is said where a thread may run on while another one looks at its frames."""
+    return UnderWay(
+        "something that cannot be looked at where Python has no global interpreter lock",
+        f"`py-spy dump --pid {os.getpid()}` shows the stacks",
+    )
 
 
 def of_start(task: asyncio.Task[Any]) -> UnderWay:
