@@ -244,14 +244,10 @@ class DiskCachePass(PipePass[str]):
             with MakingAhead(self.source, makers, self._count, begin).running(home) as making:
                 yield from making.outcomes()
 
-    def _begun(self, makers: Makers, item: Any) -> Future[list[str]]:
+    def _begun(self, makers: Makers, item: Any) -> list[str] | Future[list[str]]:
         entry = self._entry_of(item)
         files = self._files_of(entry)
-        if files is None:
-            return makers.start(self._make, entry, item)
-        there: Future[list[str]] = Future()
-        there.set_result(files)
-        return there
+        return makers.start(self._make, entry, item) if files is None else files
 
     def _entry_of(self, item: Any) -> CacheEntry:
         begun = self._beginning
@@ -322,8 +318,8 @@ MOST_HELD = 64
 class MakingAhead(RunningBeside):
     """Up to ``room`` things that were begun and not yet taken, in their order.
 
-    Those that were there already take no room, but there is an end to them, too. ``begin(item)``
-    begins one, in the reader's thread.
+    ``begin(item)`` begins one, in the reader's thread, or returns what was there already: that
+    takes no room, but there is an end to it, too.
     """
 
     def __init__(
@@ -331,21 +327,19 @@ class MakingAhead(RunningBeside):
         source: Edge[Any],
         makers: Makers,
         room: int,
-        begin: Callable[[Any], Future[list[str]]],
+        begin: Callable[[Any], list[str] | Future[list[str]]],
     ) -> None:
         super().__init__(source, makers)
         self._room = room
         self._begin = begin
-        #: What is held, and whether it takes room.
-        self._held: deque[tuple[Future[list[str]], bool]] = deque()
+        self._held: deque[list[str] | Future[list[str]]] = deque()
         self._begun = 0
         self._taken = 0
 
     def hold(self, item: Any) -> None:
         made = self._begin(item)
-        takes_room = not made.done()
-        self._begun += takes_room
-        self._held.append((made, takes_room))
+        self._begun += isinstance(made, Future)
+        self._held.append(made)
         self.wake_consumer()
 
     def has_room(self) -> bool:
@@ -355,15 +349,16 @@ class MakingAhead(RunningBeside):
         return not self._held
 
     def has_something(self) -> bool:
-        return bool(self._held) and self._held[0][0].done()
+        first = self._held[0] if self._held else None
+        return first.done() if isinstance(first, Future) else first is not None
 
     def outcomes(self) -> Iterator[list[str]]:
         """Yield what was made, or raise what kept it from being made, in order."""
         while self.has_next():
-            made, takes_room = self._held.popleft()
-            self._taken += takes_room
+            made = self._held.popleft()
+            self._taken += isinstance(made, Future)
             self.wake_reader()
-            yield made.result()
+            yield made.result() if isinstance(made, Future) else made
 
 
 #: The items for which recipes are run here, by the ids of the pipes that begin those.
