@@ -91,17 +91,18 @@ class Kept(Generic[T]):
 class MemoryCachePass(Pass[T]):
     """One pass over an InMemoryCacheHolder, which reads the source or what is kept of it."""
 
-    yielded: int = 0
+    counts_edges = True
 
     def __post_init__(self) -> None:
         self.kept = self.pipe.kept
 
+    @property
+    def yielded(self) -> int:
+        """How many items were yielded."""
+        return self.edge.made()
+
     def __iter__(self) -> Iterator[T]:
-        items = self._made() if self.kept is None else self._remembered(self.kept)
-        with closing_items(items):
-            for item in items:
-                self.yielded += 1
-                yield item
+        return self._made() if self.kept is None else self._remembered(self.kept)
 
     def _made(self) -> Iterator[T]:
         pipe = self.pipe
@@ -134,7 +135,6 @@ class MemoryCachePass(Pass[T]):
         return 0
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.yielded = position
         if self.kept is None or position < self.kept.left_out:
             self.source.resume(position, cursors)
         return 0
