@@ -36,7 +36,7 @@ from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced
 from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.graph.walk import breadth_first
-from asyncloader.runtime import in_thread
+from asyncloader.runtime import call_into, in_thread
 from asyncloader.serving.company import Company, ForSeconds, WhileBusy
 from asyncloader.serving.requests import FedBatch, FedItem, PendingRequests, unanswered
 from asyncloader.worker_info import this_worker
@@ -354,14 +354,8 @@ class AwaitedJob:
     def run(self, call: Callable[[Any], Any]) -> None:
         """Make the call, unless its future was cancelled."""
         item, self._item = self._item, None
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            result = call(item)
-        except BaseException as error:  # noqa: BLE001 - the task that awaits raises it
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
+        if self.future.set_running_or_notify_cancel():
+            call_into(self.future, call, item)
 
 
 class Wants:

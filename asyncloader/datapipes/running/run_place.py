@@ -29,6 +29,7 @@ from asyncloader.deadline import ends_within, time_left
 from asyncloader.runtime import (
     LoopThread,
     begin_task,
+    call_into,
     is_being_cancelled,
     not_cancelled,
     running_loop,
@@ -124,7 +125,7 @@ class Home:
         waiter = present_waiter()
 
         def do() -> None:
-            settle(answer, _raise_stopped if self._is_stopped else work)
+            call_into(answer, _raise_stopped if self._is_stopped else work)
             waiter.wake()
 
         self._asked.append(do)
@@ -482,14 +483,6 @@ def _raise_stopped() -> Any:
     raise Stopped
 
 
-def settle(future: Future[T], function: Callable[..., T], *args: Any) -> None:
-    """Call a function, and give its result or its error to a future."""
-    try:
-        future.set_result(function(*args))
-    except BaseException as error:  # noqa: BLE001 - user code ran; the future's result raises it
-        future.set_exception(error)
-
-
 class Makers:
     """Starts threads, and ends them when it is left."""
 
@@ -547,7 +540,7 @@ class Makers:
         self._waiter.wake()
 
     def _make(self, made: Future[T], function: Callable[..., T], *args: Any) -> None:
-        settle(made, function, *args)
+        call_into(made, function, *args)
         self._threads.pop(threading.current_thread(), None)
         self._waiter.wake()
 
