@@ -397,7 +397,7 @@ def _in_file(mapping: system.FileMapping, memory: Memory) -> FileMemory | None:
 # Modules that are being imported --------------------------------------------------------
 
 
-class _Call:
+class Call:
     """Pickled as a call, which the other process makes when it unpickles this."""
 
     def __init__(self, function: Any, *args: Any) -> None:
@@ -410,7 +410,7 @@ class _Call:
 def without_imports_of(modules: Sequence[str], code: Any) -> Any:
     """Return what is pickled in the place of code so that who unpickles it cannot import these."""
     # Arguments are unpickled one after the other: imports are halted before any is made.
-    return _Call(_second, _Call(_halt_imports, list(modules)), code) if modules else code
+    return Call(_second, Call(_halt_imports, list(modules)), code) if modules else code
 
 
 def _has_code_of(module: ModuleType, homes: set[str]) -> bool:

@@ -27,7 +27,7 @@ from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.graph.edit import copy_graph, copy_graphs
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import at_exit, start_thread
-from asyncloader.transport.parcel import Parcel
+from asyncloader.transport.parcel import Call, Parcel
 from asyncloader.workers.dispatcher import DispatchPlan
 from asyncloader.workers.handing import Handed
 from asyncloader.workers.mortal import Mortal
@@ -65,10 +65,11 @@ class ThreadEngine:
         return ""
 
     def pack(self, code: Any) -> Parcel:
-        kept = KeptPlan(next(_numbers))
-        _plans[kept.number] = code
-        self._kept.append(kept.number)
-        return Parcel(pickle.dumps(kept), ())
+        number = next(_numbers)
+        _plans[number] = code
+        self._kept.append(number)
+        # Each thread makes a copy of the plan.
+        return Parcel(pickle.dumps(Call(copy_of_plan, number)), ())
 
     async def close(self) -> None:
         _forget(self._kept)
@@ -91,16 +92,6 @@ def _forget(kept: list[int]) -> None:
 _numbers = itertools.count()
 #: What the threads of all pools run.
 _plans: dict[int, WorkerPlan | DispatchPlan] = {}
-
-
-class KeptPlan:
-    """Stands for a plan in a message to a thread, which makes a copy of the plan of it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> tuple[Callable[[int], Any], tuple[int]]:
-        return copy_of_plan, (self.number,)
 
 
 def copy_of_plan(number: int) -> WorkerPlan | DispatchPlan:
