@@ -27,7 +27,7 @@ from asyncloader.graph.recorded import as_recorded, keeping_in, recorded_behind,
 from asyncloader.graph.refusals import Purpose, first_refusal
 from asyncloader.graph.settings import SharedPipes
 from asyncloader.graph.walk import Graph, breadth_first, pipes_of
-from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
+from asyncloader.services.from_workers import FedFromWorkers, FromWorkers, Outlet
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
 from asyncloader.workers.dispatcher import DispatchPlan
@@ -47,7 +47,7 @@ class Division:
     #: The last pipe of each part.
     ends: tuple[Any, ...]
     #: What takes the place of each part in the loader's graph.
-    outlets: tuple[FromWorkers | FedFromWorkers, ...]
+    outlets: tuple[Outlet, ...]
     seed_places: tuple[tuple[int, ...], ...]
     shared: SharedPipes
     #: The last pipe of what the dispatching process runs, if there is one.

@@ -55,20 +55,59 @@ def added_without_order(name: str) -> str:
     )
 
 
-class FromWorkers(IterDataPipe[Any]):
-    """Yield the items of a part that runs in workers, in whose place it is."""
-
-    edges = ()
+class Outlet(IterDataPipe[Any]):
+    """Yield what workers make of a part of the graph, in whose place it is, once in an epoch."""
 
     is_stand_in = True
 
     def __init__(self, end: Any) -> None:
         self.part = stage_name(end)
+        #: What its next pass reads; None once one does.
+        self.stream: Any = None
+        #: The names of pipes that may read this twice: how they read is not known.
+        self.readers = ""
+
+    def is_async(self) -> bool:
+        return True
+
+    def begin_epoch(self, stream: Any, seeds: dict[int | None, int]) -> None:
+        """Yield the items of this stream in the next iteration.
+
+        ``seeds`` are those that all workers shuffle with, by the pipes' numbers.
+        """
+        self.stream = stream
+
+    def unread(self) -> Any:
+        """Return the stream; LoaderError if it was read in this epoch."""
+        if self.stream is None:
+            raise LoaderError(
+                f"{self.readers or 'a pipe'} reads the workers' items twice in one epoch, but they"
+                " come only once. Read them once, or put the pipe that reads twice before the pipes"
+                " that have to run in the loader's process"
+            )
+        return self.stream
+
+    def take_stream(self) -> Any:
+        """Return the same, to be read now."""
+        stream, self.stream = self.unread(), None
+        return stream
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.part})"
+
+
+class FromWorkers(Outlet):
+    """Yields the items of a part that workers run from its sources on."""
+
+    edges = ()
+
+    stream: WorkerStream | None
+
+    def __init__(self, end: Any) -> None:
+        super().__init__(end)
         self.length: int | None = None
         #: Whether the workers run other pipes, which may yield another number of items.
         self.is_changed = False
-        #: The names of pipes that may read this twice: how they read is not known.
-        self.readers = ""
         #: Whether its items are numbered, as workers tell what becomes of each; and whether they
         #: leave the recorded section here, so that what follows gets them without numbers.
         self.is_numbered = self.settles = False
@@ -77,7 +116,6 @@ class FromWorkers(IterDataPipe[Any]):
         #: The pipe that keeps the parts it has made, by its number, and whether workers run it.
         self.keeper: int | None = None
         self.keeps_inside = False
-        self.stream: WorkerStream | None = None
         self._begun: WorkerStream | None = None
         # Pipes that a reading service added have no number.
         numbered = (pipe for pipe in breadth_first(end) if number_of(pipe) is not None)
@@ -96,20 +134,13 @@ class FromWorkers(IterDataPipe[Any]):
     def is_made_elsewhere(self) -> bool:
         return True
 
-    def is_async(self) -> bool:
-        return True
-
     def new_pass(self, edge: Edge[Any]) -> FromWorkersPass:
-        if self.stream is None:
-            raise self.read_twice()
+        self.unread()
         return RecordedPass(edge) if self.is_numbered else FromWorkersPass(edge)
 
     def begin_epoch(self, stream: WorkerStream, seeds: dict[int | None, int]) -> None:
-        """Yield the items of this stream in the next iteration.
-
-        ``seeds`` are those that all workers shuffle with, by the pipes' numbers.
-        """
-        self.stream = self._begun = stream
+        super().begin_epoch(stream, seeds)
+        self._begun = stream
         self.seeds = seeds
         stream.is_recorded, stream.is_counted = self.is_numbered, self.is_counted
         # Then its items come by themselves, and their numbers in ranges.
@@ -119,17 +150,6 @@ class FromWorkers(IterDataPipe[Any]):
     def unrecorded(self) -> str:
         """The name of a pipe without order that was added in the workers, or ""."""
         return "" if self._begun is None else self._begun.unrecorded()
-
-    def read_twice(self) -> LoaderError:
-        """Return the error of a second reading in one epoch."""
-        return LoaderError(
-            f"{self.readers or 'a pipe'} reads the workers' items twice in one epoch, but they"
-            " come only once. Read them once, or put the pipe that reads twice before the pipes"
-            " that have to run in the loader's process"
-        )
-
-    def __repr__(self) -> str:
-        return f"FromWorkers({self.part})"
 
 
 class FromWorkersPass(Pass[Any]):
@@ -166,10 +186,7 @@ class FromWorkersPass(Pass[Any]):
 
     def begin(self) -> None:
         """Let the workers begin."""
-        pipe: FromWorkers = self.edge.pipe
-        stream, pipe.stream = pipe.stream, None
-        if stream is None:
-            raise pipe.read_twice()
+        stream: WorkerStream = self.pipe.take_stream()
         self._stream = stream
         stream.begin()
 
@@ -220,9 +237,7 @@ class FromWorkersPass(Pass[Any]):
         """Add nothing: the pipes above run in the workers."""
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        stream: WorkerStream | None = self.pipe.stream
-        if stream is None:
-            raise self.pipe.read_twice()
+        stream: WorkerStream = self.pipe.unread()
         if cursor is None:
             self._unwanted = position
         elif SPREAD in cursor:
@@ -357,9 +372,7 @@ class RecordedPass(FromWorkersPass):
         return marks, self._recorded.deal_start(marks)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        stream: WorkerStream | None = self.pipe.stream
-        if stream is None:
-            raise self.pipe.read_twice()
+        stream: WorkerStream = self.pipe.unread()
         if cursor is not None:
             self._begin_with(
                 [Settled.of(SettledRuns(*share)) for share in cursor["shares"]],
@@ -375,31 +388,18 @@ class RecordedPass(FromWorkersPass):
         return 0
 
 
-class FedFromWorkers(IterDataPipe[Any]):
-    """Send a source's items to workers, and yield their results in the order they arrive."""
+class FedFromWorkers(Outlet):
+    """Sends a source's items to workers, and yields their results in the order they arrive."""
 
-    is_stand_in = True
+    stream: FedStream | None
 
     def __init__(self, end: Any, source: Any) -> None:
-        self.part = stage_name(end)
+        super().__init__(end)
         self.source = source
-        self.stream: FedStream | None = None
-        #: The names of pipes that may read this twice.
-        self.readers = ""
         take_number_of(self, end)
-
-    def is_async(self) -> bool:
-        return True
 
     def new_pass(self, edge: Edge[Any]) -> FedPass:
         return FedPass(edge)
-
-    def begin_epoch(self, stream: FedStream, seeds: dict[int | None, int]) -> None:
-        """Yield the items of this stream in the next iteration."""
-        self.stream = stream
-
-    def __repr__(self) -> str:
-        return f"FedFromWorkers({self.part})"
 
 
 class FedPass(Pass[Any]):
@@ -419,18 +419,12 @@ class FedPass(Pass[Any]):
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they come."""
-        pipe: FedFromWorkers = self.pipe
-        stream, pipe.stream = pipe.stream, None
-        if stream is None:
-            raise LoaderError(
-                f"{pipe!r} was read twice in one epoch, but the workers' items come only once;"
-                " read it once"
-            )
+        stream: FedStream = self.pipe.take_stream()
         self._stream = stream
         stream.begin()
         loop = asyncio.get_running_loop()
         dealing = stream.deal(self.source.abegin())
-        dealer = begin_task(loop, dealing, f"asyncloader {pipe!r}")
+        dealer = begin_task(loop, dealing, f"asyncloader {self.pipe!r}")
         try:
             while items := await stream.take():
                 yield items

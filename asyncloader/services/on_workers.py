@@ -51,7 +51,7 @@ from asyncloader.services.base import (
     unchanged,
 )
 from asyncloader.services.division import Division, divide, warn_of_repeats
-from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
+from asyncloader.services.from_workers import FromWorkers, Outlet
 from asyncloader.services.heavy import warn_of_weight
 from asyncloader.services.hooks import Adjustable, ServiceHooks
 from asyncloader.services.in_process import HERE
@@ -518,7 +518,7 @@ async def all_closed(pools: Iterable[WorkerPool]) -> None:
 
 
 def _check_is_here(datapipe: Any) -> None:
-    if any(isinstance(pipe, FromWorkers | FedFromWorkers) for pipe in breadth_first(datapipe)):
+    if any(isinstance(pipe, Outlet) for pipe in breadth_first(datapipe)):
         raise ValueError(
             "the graph runs in workers already; give SequentialReadingService only one service with"
             " workers"
