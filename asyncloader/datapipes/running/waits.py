@@ -27,6 +27,7 @@ from asyncloader.datapipes.running.watch.frames import (
     attribute,
     can_be_looked_at,
     latest_pass,
+    pipe_of,
     present_frames,
 )
 from asyncloader.datapipes.running.watch.under_way import (
@@ -215,15 +216,10 @@ def _pipe_in(frames: list[FrameType], pipes: list[Any]) -> Any:
     Where none has, it is the one that is read ahead by them.
     """
     owners = [local_of(frame, "self") for frame in reversed(frames)]
-    found = [each for owner in owners for each in (owner, _pipe_of(owner))]
+    found = [each for owner in owners for each in (owner, pipe_of(owner))]
     if _outsider(frames) is None:
         found += [attribute(attribute(owner, "reads"), "pipe") for owner in owners]
     return next((each for each in found if any(each is pipe for pipe in pipes)), None)
-
-
-def _pipe_of(owner: Any) -> Any:
-    """Return the pipe of a pass."""
-    return attribute(attribute(owner, "edge"), "pipe")
 
 
 def _items_of(pipe: Any) -> int | None:

@@ -127,7 +127,7 @@ class CodeOwners:
         owner = local_of(frame, "self")
         for place in places:
             pipe = self._pipes[place]
-            if owner is pipe or attribute(attribute(owner, "edge"), "pipe") is pipe:
+            if owner is pipe or pipe_of(owner) is pipe:
                 return place
         return places[0]
 
@@ -172,6 +172,11 @@ def attribute(pipe: Any, name: str) -> Any:
     A user's property may raise or take long.
     """
     return vars_of(pipe).get(name)
+
+
+def pipe_of(begun: Any) -> Any:
+    """Return the pipe of a pass, or None for something else."""
+    return attribute(attribute(begun, "edge"), "pipe")
 
 
 def latest_pass(pipe: Any) -> Any:
