@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,16 @@ from asyncloader.transport.arena import ArenaView
 from asyncloader.transport.channel import Channel, LoopChannel
 from asyncloader.transport.codec import Decoder
 from asyncloader.workers import handle as handle_module
-from asyncloader.workers.handle import WorkerHandle
-from asyncloader.workers.messages import NO_EPOCH, FrameKind, StartFailed, dump_message, dump_slots
+from asyncloader.workers.handle import LOST, READY, REFUSING, WorkerHandle
+from asyncloader.workers.messages import (
+    NO_EPOCH,
+    FrameKind,
+    Ready,
+    StartFailed,
+    Tallied,
+    dump_message,
+    dump_slots,
+)
 from asyncloader.workers.remote_errors import pack_error
 from tests.descriptors import only_free
 
@@ -135,6 +143,48 @@ async def test_an_error_at_the_start_that_cannot_say_what_it_is_is_heard():
         assert type(handle.failure) is WorkerStartupError
         assert "could not be set up: Speechless" in str(handle.failure)
         assert type(handle.failure.__cause__) is Speechless
+
+
+async def test_a_worker_that_cannot_begin_an_epoch_may_begin_the_next():
+    with fed() as (handle, worker, _):
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        handle.detach()
+        handle.join_epoch(1, loop, news.set)
+        error = pack_error(ValueError("not this one"), "in worker 3 of 4")
+        worker.channel.send(FrameKind.MESSAGE, dump_message(Ready()))
+        worker.channel.send(FrameKind.MESSAGE, dump_message(StartFailed(1, error)))
+        await _until(lambda: handle.life is REFUSING, news)
+        assert "not this one" in str(handle.failure)
+        handle.detach()
+        handle.join_epoch(2, loop, news.set)
+        assert handle.life is READY
+        assert handle.failure is None
+
+
+async def test_a_worker_that_was_given_up_stays_lost_whatever_it_says():
+    with fed() as (handle, worker, _):
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        handle.detach()
+        handle.join_epoch(1, loop, news.set)
+        first = WorkerStartupError("it took too long")
+        handle.fail(first)
+        handle.fail(WorkerStartupError("it took longer still"))
+        worker.channel.send(FrameKind.MESSAGE, dump_message(Ready(has_other_length=True)))
+        error = pack_error(ValueError("not this one"), "in worker 3 of 4")
+        worker.channel.send(FrameKind.MESSAGE, dump_message(StartFailed(1, error)))
+        worker.channel.send(FrameKind.MESSAGE, dump_message(Tallied(1, b"the last")))
+        await _until(lambda: handle.tally == b"the last", news)
+        handle.detach()
+        handle.join_epoch(2, loop, news.set)
+        assert handle.life is LOST
+        assert handle.failure is first
+
+
+async def _until(ready: Callable[[], bool], news: asyncio.Event) -> None:
+    async with asyncio.timeout(LONG):
+        while not ready():
+            await news.wait()
+            news.clear()
 
 
 async def test_a_worker_that_closes_its_line_and_lives_on_is_killed(monkeypatch):
