@@ -43,12 +43,21 @@ QUIET_SECONDS = 1.6
 #: Items before this one are made at once.
 STUCK = 5
 
+#: So long a busy machine does not let a scene wait that has begun.
+SLOW_SECONDS = 4.0
+
 _scenes: dict[str, Callable[..., object]] = {}
+_quiet: set[str] = set()
 
 
 def scene(function: Callable[..., object]) -> Callable[..., object]:
     _scenes[function.__name__] = function
     return function
+
+
+def quiet_scene(function: Callable[..., object]) -> Callable[..., object]:
+    _quiet.add(function.__name__)
+    return scene(function)
 
 
 class Told(logging.Handler):
@@ -326,50 +335,63 @@ def a_trainer_that_does_not_advance() -> None:
 # Who waits rightly ----------------------------------------------------------------------
 
 
+def look_soon() -> None:
+    """Name who waits from now on: before, a busy machine may let anybody wait."""
+    long_waits.LONG_SECONDS = LONG_SECONDS
+
+
 def be_quiet() -> None:
+    look_soon()
     threading.Event().wait(QUIET_SECONDS)
 
 
-@scene
+@quiet_scene
 def a_feed_without_requests() -> None:
     async def main() -> None:
         feed = Feed()
         async with feed.serve(DataLoader2(feed.async_map(ask_forever))):
             assert await feed.ask(1) == 1
+            look_soon()
             await asyncio.sleep(QUIET_SECONDS)
 
     asyncio.run(main())
 
 
-@scene
+@quiet_scene
 def a_feed_of_workers_without_requests() -> None:
     async def main() -> None:
         feed = Feed()
         service = MultiProcessingReadingService(1)
         async with feed.serve(DataLoader2(feed.map(abs), reading_service=service)):
             assert await feed.ask(-1) == 1
-            long_waits.LONG_SECONDS = LONG_SECONDS
+            look_soon()
             await asyncio.sleep(QUIET_SECONDS)
 
     asyncio.run(main())
 
 
-@scene
+@quiet_scene
 def a_paused_loader() -> None:
     with DataLoader2(numbers().async_map(ask_forever)) as loader:
         items = iter(loader)
         assert [next(items) for _ in range(STUCK)] == list(range(STUCK))
-        threading.Timer(LONG_SECONDS / 4, loader.pause).start()
-        threading.Timer(QUIET_SECONDS, _end).start()
+
+        def pause() -> None:
+            loader.pause()
+            be_quiet()
+            _end()
+
+        threading.Timer(LONG_SECONDS / 4, pause).start()
         next(items)
 
 
-@scene
+@quiet_scene
 def a_paused_rollout() -> None:
     async def generate(prompt: int) -> int:
         return prompt
 
     with DataLoader2(numbers().rollout(generate, concurrency=1)) as loader, loader.paused():
+        look_soon()
         threading.Timer(QUIET_SECONDS, _end).start()
         next(iter(loader))
 
@@ -378,7 +400,7 @@ def _end() -> None:
     os._exit(0)
 
 
-@scene
+@quiet_scene
 def a_consumer_that_is_away() -> None:
     with (
         DataLoader2(numbers().map(str)) as direct,
@@ -390,17 +412,16 @@ def a_consumer_that_is_away() -> None:
             be_quiet()
 
 
-@scene
+@quiet_scene
 def a_consumer_of_workers_that_is_away() -> None:
     service = MultiProcessingReadingService(2)
     with DataLoader2(numbers().sharding_filter().map(never), reading_service=service) as loader:
-        long_waits.LONG_SECONDS = LONG_SECONDS
         items = iter(loader)
         next(items)
         be_quiet()
 
 
-@scene
+@quiet_scene
 def items_that_wait_for_an_acknowledgement() -> None:
     with DataLoader2(numbers(), acknowledge=True) as loader:
         assert len(list(loader)) == 20
@@ -409,8 +430,8 @@ def items_that_wait_for_an_acknowledgement() -> None:
 
 
 if __name__ == "__main__":
-    # On a busy machine workers start slowly, which is no matter of most scenes.
-    long_waits.LONG_SECONDS = 4.0 if "_of_workers" in sys.argv[1] else LONG_SECONDS
+    # Who waits rightly is looked at once it does.
+    long_waits.LONG_SECONDS = SLOW_SECONDS if sys.argv[1] in _quiet else LONG_SECONDS
     logging.getLogger("asyncloader").addHandler(Told())
     _scenes[sys.argv[1]](*sys.argv[2:])
     _end()
