@@ -157,12 +157,12 @@ class Admission:
 
     def admits(self, load: Load) -> bool:
         """Whether one more prompt may begin."""
-        return (
-            load.calls < self.concurrency
-            and load.held < self.most_held
-            and load.ahead < self.most_ahead
-            and not self.is_used_up(load)
-        )
+        return load.calls < self.concurrency and self.has_room(load)
+
+    def has_room(self, load: Load) -> bool:
+        """Whether one more prompt may be begun, whatever calls run."""
+        is_full = load.held >= self.most_held or load.ahead >= self.most_ahead
+        return not is_full and not self.is_used_up(load)
 
     def is_used_up(self, load: Load) -> bool:
         """Whether as many prompts are on their way as may be before the policy is too new."""

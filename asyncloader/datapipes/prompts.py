@@ -279,7 +279,7 @@ class Calls(RunningAhead):
         self._late: asyncio.TimerHandle | None = None
         #: Whether the source has ended.
         self.has_read_all = False
-        self._has_done_its_work = False
+        self._has_done_its_work = self._has_told = False
         # How many calls were begun in this turn of the loop.
         self._begun_now = 0
         pipe.gate.watch(self)
@@ -389,6 +389,12 @@ class Calls(RunningAhead):
             call = of_task(task, name, item=member.number, since=since)
             yield replace(call, attempt=member.attempt + 1)
 
+    def that_rest(self) -> Iterator[UnderWay]:
+        """Yield the calls that have failed and are made again later; from any thread."""
+        name = f"{stage_name(self.pipe)}, which has failed and waits to be called again"
+        for member in sorted(self._resting):
+            yield UnderWay(name, item=member.number, attempt=member.attempt + 1)
+
     def waits_for(self) -> str:
         """Return what keeps one more prompt from being begun, or "" if nothing does."""
         admission, load = self.pipe.admission, self._load()
@@ -396,9 +402,9 @@ class Calls(RunningAhead):
             return "a pause"
         if len(self.under_way) >= admission.concurrency:
             return "calls to end"
-        if admission.is_used_up(load):
+        if admission.is_used_up(load) and not (self._unfinished and self._running.is_all_held()):
             return "the trainer"
-        if load.held >= admission.most_held or load.ahead >= admission.most_ahead:
+        if not admission.has_room(load):
             return "the oldest prompt" if self._finished else "calls to end"
         return "" if self.has_read_all or self._waiting else "the source"
 
@@ -559,6 +565,7 @@ class Calls(RunningAhead):
             self._stop(error)
         elif self._has_had_its_attempts(member):
             reason = Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.ATTEMPTS
+            self._tell_of_loss(member, error)
             self._lose(member, reason)
         else:
             seconds = self._seconds_to_rest(member.attempt)
@@ -589,6 +596,19 @@ class Calls(RunningAhead):
         del self._resting[member]
         if not member.group.is_over:
             self._call_for([member])
+
+    def _tell_of_loss(self, member: Member, error: Exception) -> None:
+        """Tell the log of the first call that is given up; others are only counted."""
+        if not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "%s gives up a call for prompt %d, which has failed %d times; if more follow, only"
+                " stats() counts them. The last error:",
+                stage_name(self.pipe),
+                member.number,
+                member.attempt,
+                exc_info=error,
+            )
 
     def _lose(self, member: Member, reason: str) -> None:
         """Do without a member, or without its prompt."""

@@ -412,6 +412,7 @@ class RolloutPass(Pass[Any]):
         if calls is None or calls.has_ended:
             return
         yield from calls.that_run()
+        yield from calls.that_rest()
         if not calls.under_way and calls.waits_for() == "the trainer":
             yield UnderWay(f"{stage_name(self.pipe)} waits for the trainer to take a newer version")
 
@@ -478,6 +479,12 @@ class RolloutPass(Pass[Any]):
                 f"the state does not fit the graph: what it kept of item {group.number} are no"
                 f" results of {stage_name(self.pipe)}, but {repr_of(kept)}"
             )
+        if kept is not None and self._version is not None and kept[0] > self.version():
+            raise SnapshotError(
+                f"the state has results that version {kept[0]} of the policy gave, and it is now"
+                f" version {self.version()}: save version.number with the state, and begin with"
+                f" version=Version(that number)"
+            )
         return kept
 
     def _is_of_group(self, kept: Any) -> bool:
@@ -513,11 +520,13 @@ class RolloutPass(Pass[Any]):
     # What the ledger and the trainer say --------------------------------------------------
 
     def settled(self, number: int, *, is_left_out: bool) -> None:
-        group = self.unsettled.pop(number, None)
+        group, ledger = self.unsettled.pop(number, None), self._ledger
         if group is None:
             return
         if not is_left_out:
-            trained_at = self.version() - (self.pipe.max_lag is not None)
+            # The policy was advanced after that, and before the ack.
+            was_advanced = ledger is not None and ledger.items_settled <= self._delivered
+            trained_at = self.version() - was_advanced
             self.lag_counts[max(0, trained_at - group.begun_at())] += 1
         if (batch := self._in_batch.pop(number, None)) is not None:
             self._batches[batch] -= 1
@@ -536,6 +545,9 @@ class RolloutPass(Pass[Any]):
     def advanced(self) -> None:
         """Note that the policy was advanced."""
         self._delivered = self.edge.tree.delivered_items()
+        if self._ledger is not None:
+            # What is settled by its delivery was trained before.
+            self._ledger.catch_up()
 
     def check_ack(self, items: int) -> None:
         if self.pipe.max_lag is not None and items > self._delivered:

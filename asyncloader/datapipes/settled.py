@@ -582,6 +582,11 @@ class Ledger:
             with self._lock:
                 self._catch_up()
 
+    @property
+    def items_settled(self) -> int:
+        """How many items that left the section are settled."""
+        return self._settled
+
     def is_nothing_on_the_way(self) -> bool:
         """Whether all that left the section is settled."""
         with self._lock:

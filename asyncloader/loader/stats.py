@@ -446,6 +446,11 @@ def _why_of_rollout(rollout: RolloutStats) -> str:
             f"{rollout.name} may begin no more prompts before some of {rollout.unsettled} are"
             " trained: raise per_step to the prompts of a step, or max_lag"
         )
+    if rollout.waits_for == "the oldest prompt":
+        return (
+            f"{rollout.name} may not hand on {rollout.finished} prompts that are finished before an"
+            " older one: a window in order, such as order=8, lets some go on"
+        )
     if rollout.waits_for == "the source":
         return f"{rollout.name} waits for prompts: make the pipes before it faster"
     return (

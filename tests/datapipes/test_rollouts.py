@@ -20,6 +20,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes import prompts
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.errors import SnapshotError
 
 
 async def echo(prompt):
@@ -239,6 +240,20 @@ async def test_a_prompt_that_takes_too_long_is_left_out_with_its_own_reason():
         assert loader.stats().left_out == {"timeout": 1}
 
 
+async def test_the_log_tells_once_why_a_prompt_was_left_out(caplog):
+    async def reward(prompt):
+        await asyncio.sleep(0)
+        return 1 / (prompt % 5)
+
+    graph = IterableWrapper(range(20)).rollout(reward, backoff=0.001)
+    async with DataLoader2(graph) as loader:
+        assert len([each async for each in loader]) == 16
+        assert loader.stats().left_out == {"attempts": 4}
+    (told,) = [each for each in caplog.records if "gives up a call" in each.getMessage()]
+    assert "which has failed 3 times" in told.getMessage()
+    assert told.exc_info[0] is ZeroDivisionError
+
+
 async def test_nothing_is_left_out_while_the_server_answers_nobody():
     calls = Counter()
 
@@ -419,6 +434,54 @@ async def test_nothing_is_trained_by_a_policy_that_is_too_new(order):
             loader.ack()
     assert sorted(trained) == list(range(60))
     assert 0 < latest <= 2
+
+
+@pytest.mark.parametrize("acks", ["after the advance", "before it", "never"])
+async def test_without_a_bound_the_lag_is_counted_all_the_same(acks):
+    policy = Version()
+
+    async def generate(prompt, *, version):
+        return version
+
+    graph = IterableWrapper(range(12)).rollout(generate, version=policy, concurrency=1)
+    lags = Counter()
+    async with DataLoader2(graph, acknowledge=acks != "never") as loader:
+        async for begun in loader:
+            lags[policy.number - begun] += 1
+            if acks == "before it":
+                loader.ack()
+            policy.advance()
+            if acks == "after the advance":
+                loader.ack()
+        (stats,) = loader.stats().rollouts
+    assert stats.lags == lags
+    assert lags[0]
+
+
+async def test_a_prompt_that_fails_for_long_is_named_and_not_the_trainer():
+    failed = asyncio.Event()
+
+    async def generate(prompt):
+        if prompt == 1:
+            failed.set()
+            raise ValueError("never")
+        return prompt
+
+    policy = Version()
+    graph = lagged(generate, range(20), policy, backoff=600).batch(2)
+    async with DataLoader2(graph, acknowledge=True) as loader:
+        coming = asyncio.ensure_future(anext(aiter(loader)))
+        await failed.wait()
+        await turns()
+        (stats,) = loader.stats().rollouts
+        assert (stats.unsettled, stats.capacity, stats.resting) == (4, 4, 1)
+        assert stats.waits_for == "the oldest prompt"
+        wait = await asyncio.to_thread(loader.why)
+        assert "which has failed and waits to be called again: item 1, attempt 2" in str(wait)
+        assert "trainer" not in str(wait)
+        coming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await coming
 
 
 async def test_what_is_ready_and_too_old_is_called_for_again_or_dropped():
@@ -817,6 +880,23 @@ async def test_results_that_were_paid_for_are_kept():
             state = loader.state_dict(include_datapipe=False)
     assert trained == list(range(12))
     assert calls == Counter(range(12))
+
+
+async def test_results_of_a_later_policy_than_the_present_one_are_refused():
+    policy = Version(3)
+    graph = IterableWrapper(range(3)).rollout(echo, version=policy, keep_results=True)
+    async with DataLoader2(graph, acknowledge=True) as loader:
+        await anext(aiter(loader))
+        state = loader.state_dict(include_datapipe=False)
+    for number, is_early in ((2, True), (3, False), (4, False)):
+        graph = IterableWrapper(range(3)).rollout(echo, version=Version(number), keep_results=True)
+        async with DataLoader2(graph, acknowledge=True) as loader:
+            loader.load_state_dict(state)
+            if is_early:
+                with pytest.raises(SnapshotError, match=r"version 3 .*, and it is now version 2"):
+                    await anext(aiter(loader))
+            else:
+                assert len([each async for each in loader]) == 3
 
 
 async def test_a_prompt_that_ends_the_program_again_and_again_is_left_out():
