@@ -363,9 +363,13 @@ class Wants:
 
     def __init__(self, is_wanted: Callable[[Key], bool]) -> None:
         self._is_wanted = is_wanted
+        # A forked worker has this object, and knows nothing of requests that came since.
+        self._owner = os.getpid()
 
     def __call__(self, envelope: Envelope) -> bool:
-        return envelope.error is None and self._is_wanted(envelope.key)
+        if envelope.error is not None:
+            return False
+        return os.getpid() != self._owner or self._is_wanted(envelope.key)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Wants, (_any_key,)

@@ -539,3 +539,11 @@ async def test_a_feed_that_is_closed_while_a_worker_is_replaced_comes_to_its_end
         os.kill(pid, signal.SIGKILL)
         feed.close()
         await answering
+
+
+@pytest.mark.parametrize("method", [None, "fork"])
+async def test_forked_workers_work_on_requests(method: str | None) -> None:
+    feed = Feed()
+    service = workers(1, multiprocessing_context=method)
+    async with feed.serve(DataLoader2(feed.map(double), reading_service=service)):
+        assert await asyncio.gather(*map(feed.ask, range(20))) == [2 * n for n in range(20)]
