@@ -214,6 +214,7 @@ class RunningBeside(Ahead):
     def __init__(self, source: Edge[Any], makers: Makers) -> None:
         super().__init__(ThreadWaiter(), makers)
         self.source = source
+        self.has_ended = False
         self._reading: Future[None] = Future()
 
     @contextlib.contextmanager
@@ -221,7 +222,7 @@ class RunningBeside(Ahead):
         """Read in a thread of that home. Whoever owns ``makers`` ends it."""
         self.source.ahead = self
         try:
-            self._reading = self._consumer.start(self._read, home)
+            self._reading = self._consumer.start(self._run, home)
             yield self
         finally:
             self.source.ahead = None
@@ -241,7 +242,14 @@ class RunningBeside(Ahead):
         return self.may_read()
 
     def is_over(self) -> bool:
-        return self._reading.done() and self.is_empty()
+        return self.has_ended and self.is_empty()
+
+    def _run(self, home: Home) -> None:
+        try:
+            self._read(home)
+        finally:
+            # To ask the future for each item would take its lock.
+            self.has_ended = True
 
     def _read(self, home: Home) -> None:
         self._reader = present_waiter()
