@@ -280,6 +280,8 @@ class Calls(RunningAhead):
         #: Whether the source has ended.
         self.has_read_all = False
         self._has_done_its_work = self._has_told = False
+        # Whether a call runs that only tells whether any succeeds.
+        self._is_asking = False
         # How many calls were begun in this turn of the loop.
         self._begun_now = 0
         pipe.gate.watch(self)
@@ -568,6 +570,8 @@ class Calls(RunningAhead):
             self._tell_of_loss(member, error)
             self._lose(member, reason)
         else:
+            if pipe.attempts is not None and member.attempt >= pipe.attempts:
+                self._ask_whether_any_succeeds()
             seconds = self._seconds_to_rest(member.attempt)
             self._resting[member] = self.loop.call_later(seconds, self._rested, member)
 
@@ -581,6 +585,39 @@ class Calls(RunningAhead):
         # At the end there may be nothing else that could.
         is_long = self.loop.time() - group.failed_since >= _PATIENCE_SECONDS
         return is_long and self._succeeded > 0 and self._is_last()
+
+    def _ask_whether_any_succeeds(self) -> None:
+        """Call once more for a prompt that has its results, if no other call can tell."""
+        if self._is_asking or self._is_shut() or len(self.under_way) >= self.pipe.concurrency:
+            return
+        may_read = not self.has_read_all and self.pipe.admission.admits(self._load())
+        unfinished = (group for _, group in self._line if not group.is_over)
+        if may_read or any(each.failed_at is None for each in unfinished):
+            return
+        found = (each for each in list(self._running.unsettled.values()) if each.is_over)
+        group = next((each for each in found if each.error is None and each.have_come), None)
+        if group is not None:
+            self._is_asking = True
+            member = Member(group, 0)
+            member.attempt = group.failed
+            task = begin_task(self.loop, contained(self._asked, member), "asyncloader rollout")
+            self.under_way[task] = member
+            task.add_done_callback(self._end_call)
+
+    async def _asked(self, member: Member) -> None:
+        """Make a call of which only counts whether it succeeds."""
+        member.version = self._running.version()
+        self._running.counted.calls += 1
+        member.since = self.loop.time()
+        member.group.running += 1
+        try:
+            await self._call(member)
+            self._succeeded += 1
+        except Exception:
+            # As all others have: the server may be away.
+            logger.debug("a call for a prompt that has its results failed", exc_info=True)
+        finally:
+            self._is_asking = False
 
     def _is_last(self) -> bool:
         """Whether all prompts were read, and calls for each that is not finished have failed."""

@@ -484,6 +484,54 @@ async def test_a_prompt_that_fails_for_long_is_named_and_not_the_trainer():
             await coming
 
 
+@pytest.mark.parametrize("order", ["source", 3, "ready"])
+@pytest.mark.parametrize("bad", [0, 1, 9])
+async def test_one_prompt_that_never_succeeds_does_not_stop_the_others(bad, order):
+    policy, calls = Version(), Counter()
+
+    async def generate(prompt):
+        calls[prompt] += 1
+        if prompt == bad:
+            # All that may begin beside it are done before it fails first.
+            await turns(200)
+            raise TimeoutError
+        return prompt
+
+    graph = lagged(generate, range(10), policy, order=order, backoff=0.001).batch(2)
+    trained = []
+    async with DataLoader2(graph, acknowledge=True) as loader, asyncio.timeout(20):
+        async for batch in loader:
+            trained += batch
+            policy.advance()
+            loader.ack()
+        assert loader.stats().left_out == {"timeout": 1}
+    assert sorted(trained) == [each for each in range(10) if each != bad]
+    assert calls[bad] < 20
+
+
+async def test_a_server_that_is_away_is_asked_for_other_prompts_and_nothing_is_left_out():
+    is_away, policy = asyncio.Event(), Version()
+    calls = Counter()
+
+    async def generate(prompt):
+        calls[prompt] += 1
+        if prompt == 2 and not is_away.is_set():
+            is_away.set()
+        if is_away.is_set() and sum(calls.values()) < 30:
+            raise ConnectionError("away")
+        return prompt
+
+    graph = lagged(generate, range(12), policy, backoff=0.001, concurrency=1).batch(2)
+    trained = []
+    async with DataLoader2(graph, acknowledge=True) as loader, asyncio.timeout(20):
+        async for batch in loader:
+            trained += batch
+            policy.advance()
+            loader.ack()
+        assert loader.stats().left_out == {}
+    assert trained == list(range(12))
+
+
 async def test_what_is_ready_and_too_old_is_called_for_again_or_dropped():
     for on_stale in ("again", "drop"):
         policy, server = Version(), Server()

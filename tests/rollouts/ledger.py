@@ -95,6 +95,8 @@ class Ledger:
         self._told_to_end: dict[tuple[int, int], float] = {}
         self._begun: set[int] = set()
         self._answered: set[tuple[int, int]] = set()
+        # Calls for prompts that have their answers, which only tell whether any call succeeds.
+        self._asking: set[tuple[int, int]] = set()
         self._kept = kept_in(save.state) if save.state is not None else set[int]()
         self._failed_before = save.failed
         # When calls failed, and how many had succeeded by then.
@@ -115,6 +117,12 @@ class Ledger:
         """Note something that is wrong."""
         if self.looks and len(self.wrong) < 20:
             self.wrong.append(what)
+
+    def _may_ask_whether_any_succeeds(self) -> bool:
+        """Whether a prompt had its attempts, and no call runs for one that has not failed."""
+        most = self.plan.attempts
+        is_given_up = most is not None and any(count >= most for count in self.failed.values())
+        return is_given_up and all(self.failed[number] for number, _ in self.running)
 
     def look_at_pause(self, in_flight: str) -> None:
         """Note if calls run in a pause that has waited for them."""
@@ -146,10 +154,13 @@ class Ledger:
         if number in self._settled or number in self.filtered or number in self.trained:
             self.say(f"{call} is for a prompt that is settled")
         if not self._may_be_stale:
-            if (number, member) in self._answered or number in self._kept:
+            is_answered = (number, member) in self._answered or number in self._kept
+            if is_answered and not self._may_ask_whether_any_succeeds():
                 self.say(f"{call} is for one that is answered")
+            if is_answered:
+                self._asking.add((number, member))
             before = self._failed_before.get(number, 0)
-            if attempt < before and plan.more["on_error"] == "again":
+            if attempt < before and not is_answered and plan.more["on_error"] == "again":
                 self.say(f"{call} is attempt {attempt}: {before} were saved")
         if (number, member) in self.running:
             self.say(f"{call} begins while another runs")
@@ -162,6 +173,8 @@ class Ledger:
             self.say(f"{call} is told version {version}, and it is {self._version.number}")
         if attempt > self.failed[number]:
             self.say(f"{call} is attempt {attempt}, and {self.failed[number]} have failed")
+        if (number, member) in self._asking:
+            return
         partials = self._partials.pop((number, member), [None])
         # What is too old is begun anew.
         if partial not in partials and (partial is not None or not self._may_be_stale):
@@ -179,12 +192,15 @@ class Ledger:
         if self.looks:
             self.running.discard((number, member))
             self._told_to_end.pop((number, member), None)
-            self._partials[number, member] = partials
+            if (number, member) not in self._asking:
+                self._partials[number, member] = partials
+            self._asking.discard((number, member))
 
     def fail_call(self, number: int, member: int) -> None:
         """Note that it failed."""
+        is_asking = (number, member) in self._asking
         self.end_call(number, member, [None])
-        if self.looks:
+        if self.looks and not is_asking:
             self.failed[number] += 1
             failed = Failed(member, self._now(), self._succeeded)
             self._failures.setdefault(number, []).append(failed)
