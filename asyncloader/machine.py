@@ -67,6 +67,11 @@ def private_memory(pid: int, folder: Path = system.PROC) -> int | None:
     return None if None in parts else sum(filter(None, parts))
 
 
+def anonymous_memory(folder: Path = system.PROC) -> int | None:
+    """Return how much memory this process has that is of no file, or None if not known."""
+    return _kibibytes(folder / "self/status", "RssAnon:")
+
+
 def _kibibytes(file: Path, name: str) -> int | None:
     try:
         lines = file.read_text().splitlines()

@@ -63,12 +63,17 @@ class Division:
             if isinstance(outlet, FromWorkers):
                 outlet.is_changed = True
 
-    def deal_plan(self, engine: WorkerEngine, backlog_bytes: int) -> DealPlan | None:
+    def dispatch_plan(self, backlog_bytes: int) -> DispatchPlan | None:
         """Return what the dispatching process is told to run, or None if there is none."""
         if self.dispatch is None:
             return None
         places = self.shared.places_in(self.dispatch)
-        plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
+        return DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
+
+    def deal_plan(self, engine: WorkerEngine, plan: DispatchPlan | None) -> DealPlan | None:
+        """Return what the dispatching process is sent, and for which stream."""
+        if plan is None:
+            return None
         dealt = [any(inlet is self.dispatch for inlet in part.inlets) for part in self.parts]
         number = number_of(self.dispatch)
         return DealPlan(engine.pack(plan), -1 if number is None else number, dealt.index(True))

@@ -31,22 +31,26 @@ _WEIGHED = 100
 _MOST_LEVELS = 8
 
 
-def warn_of_weight(ends: Iterable[Any], parcel: Parcel) -> None:
-    """Warn of a heavy parcel with these parts of a graph in it."""
+def warn_of_weight(ends: Iterable[Any], parcel: Parcel, why_not_forked: str) -> None:
+    """Warn of a heavy parcel with these parts of a graph in it.
+
+    ``why_not_forked`` is why it was pickled at all, if it need not have been.
+    """
+    why = f"; by default they do not here, because {why_not_forked}" if why_not_forked else ""
     if parcel.pickled >= HEAVY_PICKLE:
         warnings.warn(
             f"each worker makes its own copy of {mebibytes(parcel.pickled)} of objects, most of"
             f" it {_heaviest(ends, _pickled_in)}, which makes the start slow and the workers large:"
             ' put rows into a SharedSequence, or pass multiprocessing_context="fork", with which'
-            " workers inherit all data",
+            f" workers inherit all data{why}",
             stacklevel=2,
         )
     if parcel.beside >= HEAVY_MEMORY:
         warnings.warn(
             f"workers share one copy of {mebibytes(parcel.beside)} of arrays and tensors, most of"
-            f" it {_heaviest(ends, _beside_in)}, which is in memory beside your own:"
-            ' multiprocessing_context="fork" needs no copy, nor do files that are mapped'
-            " (numpy.memmap)",
+            f" it {_heaviest(ends, _beside_in)}, which is in memory beside your own: files that"
+            ' are mapped (numpy.memmap) need no copy, nor does multiprocessing_context="fork", with'
+            f" which workers inherit all data{why}",
             stacklevel=2,
         )
 

@@ -32,8 +32,8 @@ class MultiProcessingReadingService(WorkersReadingService):
     ``worker_reset_fn(pipe, info, seed_generator)`` at each epoch; both return the pipe and may
     be async. A state from the middle of an epoch can be resumed with another number of
     workers only if the pipes that they add are one to one; otherwise a SnapshotError says so.
-    ``multiprocessing_context`` is None for a template process of our own, or "fork", "spawn"
-    or "forkserver".
+    ``multiprocessing_context`` is "fork", "spawn" or "forkserver", or None: then workers are
+    forked from the program where that does no harm, and otherwise from a process of our own.
 
     If a worker owes an item and is silent for ``timeout`` seconds, it is killed, and a
     ``WorkerTimeout`` says where it was; if it waits for the dispatching process, that one is

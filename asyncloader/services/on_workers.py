@@ -193,8 +193,11 @@ class WorkersReadingService(ReadingServiceInterface, ServiceHooks, ABC):
             warn_of_repeats(division)
         engine = self._workplace.engine(workers)
         settings = self._settings(workers, is_fed=division.fed is not None)
-        plan = await in_thread(_packed_plan, engine, division.plan(self.worker_init_fn))
-        deal = await in_thread(division.deal_plan, engine, self.prefetch_bytes)
+        worker_plan = division.plan(self.worker_init_fn)
+        dispatch_plan = division.dispatch_plan(self.prefetch_bytes)
+        await engine.begin([each for each in (worker_plan, dispatch_plan) if each is not None])
+        plan = await in_thread(_packed_plan, engine, worker_plan)
+        deal = await in_thread(division.deal_plan, engine, dispatch_plan)
         pool = WorkerPool(engine, plan, len(division.outlets), settings, deal, division.fed)
         await pool.start()
         if pool.has_other_length():
@@ -536,7 +539,7 @@ def _packed_plan(engine: WorkerEngine, plan: WorkerPlan) -> Parcel:
             f" make in the workers what cannot be pickled{engine.instead_of_sending}"
         ) from error
     if engine.instead_of_sending:
-        warn_of_weight(plan.ends, parcel)
+        warn_of_weight(plan.ends, parcel, engine.why_not_forked)
     return parcel
 
 

@@ -546,8 +546,9 @@ class Starter(AwaitsOthers):
     def _set_up(self, workers: list[WorkerHandle], dispatcher: WorkerHandle | None) -> None:
         """Send each process its Setup; give the dispatching process a channel to each worker."""
         dealt = []
+        plan = self._engine.sent(self._plan)
         for handle in workers:
-            fds = self._engine.shared(self._plan)
+            fds = self._engine.shared(plan)
             if dispatcher is not None:
                 ends = self._engine.link(dispatcher.process, handle.process)
                 fds.append(ends[0])
@@ -556,10 +557,10 @@ class Starter(AwaitsOthers):
                 ours, theirs = self._engine.line()
                 fds.append(theirs)
                 handle.add_line(ours, self._share())
-            handle.send(self._setup(handle.worker or 0, self._plan), fds=fds)
+            handle.send(self._setup(handle.worker or 0, plan), fds=fds)
         if dispatcher is not None and self._deal is not None:
-            fds = self._engine.shared(self._deal.plan) + dealt
-            dispatcher.send(self._setup(0, self._deal.plan), fds=fds)
+            plan = self._engine.sent(self._deal.plan)
+            dispatcher.send(self._setup(0, plan), fds=self._engine.shared(plan) + dealt)
 
     def _most_told(self, workers: int) -> int:
         """Return how many descriptors ``_set_up`` may have open at once."""

@@ -23,6 +23,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.leaks import leaves_nothing
 from tests.preloading import preload
+from tests.processes.forks import nothing_forked
 from tests.processes.stage import MODULES, run_forked
 
 METHODS = [None, "fork", "spawn", "forkserver"]
@@ -94,8 +95,10 @@ def run(scene: Callable[..., Any], args: tuple[Any, ...]) -> None:
 
 def warm_up(method: str | None) -> None:
     """Start what stays: the template process, or the standard library's servers."""
-    with DataLoader2(IterableWrapper([1]), None, MultiProcessingReadingService(1, method)) as one:
-        assert list(one) == [1]
+    with nothing_forked() if method is None else contextlib.nullcontext():
+        loader = DataLoader2(IterableWrapper([1]), None, MultiProcessingReadingService(1, method))
+        with loader as one:
+            assert list(one) == [1]
 
 
 def settle() -> None:

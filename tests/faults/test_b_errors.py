@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
@@ -26,6 +27,7 @@ from asyncloader.errors import PipelineError, TransportError, WorkerDied, Worker
 from tests.eyes import PROC
 from tests.faults.child import collected, loader_of, numbers, play, play_each
 from tests.leaks import WORKER, descendants, worker_processes
+from tests.processes.forks import nothing_forked
 
 # B1 -------------------------------------------------------------------------------------
 
@@ -329,13 +331,18 @@ def matrix(method: str | None, forms: list[str]) -> None:
             continue
         loader = loader_of(graph_that_acts(*cell), 2, method)
         # Several forms take turns.
-        if forms[place % len(forms)] == "for":
-            with pytest.raises(kind):
-                list(loader)
-            loader.shutdown()
-        else:
-            error = asyncio.run(one_of_the_matrix(loader), debug=True)
-            assert type(error) is kind, (cell, error)
+        with nothing_forked() if method is None else contextlib.nullcontext():
+            meet(loader, cell, kind, forms[place % len(forms)])
+
+
+def meet(loader: DataLoader2[Any], cell: tuple[str, ...], kind: type, form: str) -> None:
+    if form == "for":
+        with pytest.raises(kind):
+            list(loader)
+        loader.shutdown()
+    else:
+        error = asyncio.run(one_of_the_matrix(loader), debug=True)
+        assert type(error) is kind, (cell, error)
 
 
 async def one_of_the_matrix(loader: DataLoader2[Any]) -> BaseException | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import warnings
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, RandomSampler
 
-from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader import DataLoader2, MultiProcessingReadingService, system
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper, SharedSequence
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
@@ -26,6 +27,7 @@ from asyncloader.services import heavy
 from asyncloader.worker_info import get_worker_info
 from tests.leaks import leaves_nothing
 from tests.needs import needs_sealed_memory
+from tests.processes.forks import nothing_forked
 
 METHODS = [None, "fork", "spawn", "forkserver"]
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -84,7 +86,7 @@ def test_all_workers_have_the_data_in_the_same_memory_also_one_that_is_replaced(
     data = InMemory()
     pipe = IterableWrapper(range(60)).sharding_filter().map(Locating(data))
     service = MultiProcessingReadingService(2, None, 0, on_worker_death="restart")
-    with DataLoader2(pipe, reading_service=service) as loader:
+    with nothing_forked(), DataLoader2(pipe, reading_service=service) as loader:
         items = iter(loader)
         found = list(islice(items, 10))
         os.kill(found[0][0], signal.SIGKILL)
@@ -229,6 +231,7 @@ def test_a_start_that_fails_leaves_no_process_that_would_fork_more() -> None:
 
 def test_what_a_pickle_left_out_is_named_with_what_to_do(half: Half) -> None:
     with (
+        nothing_forked(),
         DataLoader2.from_dataset(half, num_workers=1) as loader,
         pytest.raises(AttributeError, match="no attribute 'lock'") as caught,
     ):
@@ -252,8 +255,11 @@ def test_what_cannot_be_pickled_is_named_with_what_to_do() -> None:
 
     loader = DataLoader2.from_dataset(Locked(), num_workers=1)
     expected = "the attribute 'guard' of .*Locked.*multiprocessing_context=\"fork\""
-    with pytest.raises(WorkerStartupError, match=expected):
+    with nothing_forked(), pytest.raises(WorkerStartupError, match=expected):
         loader.__enter__()
+    # A worker that is forked has it as it is.
+    with loader:
+        assert list(chain(*loader)) == [0, 1, 2] or not system.MAY_FORK_AFTER_IMPORTS
 
 
 # What is heavy, and the remedy -----------------------------------------------------------
@@ -294,7 +300,8 @@ def warnings_of(data: Any, method: str | None = None) -> list[str]:
     service = MultiProcessingReadingService(1, method)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with DataLoader2(graph, reading_service=service) as loader:
+        forked = contextlib.nullcontext() if method == "fork" else nothing_forked()
+        with forked, DataLoader2(graph, reading_service=service) as loader:
             assert list(loader) == list(range(4))
     return [str(each.message) for each in caught]
 
@@ -308,6 +315,9 @@ def test_a_warning_names_the_objects_that_each_worker_copies(
     assert "the attribute 'rows' of Rows in SequenceWrapper" in warning
     assert "SharedSequence" in warning
     assert 'multiprocessing_context="fork"' in warning
+    assert "because other threads run, which may hold locks: somebody's" in warning or (
+        not system.MAY_FORK_AFTER_IMPORTS
+    )
     assert warnings_of(data, "fork") == []
 
 

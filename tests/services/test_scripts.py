@@ -290,6 +290,9 @@ def test_workers_load_and_resume_tensors_where_numpy_is_not_installed(tmp_path):
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
 
 
+#: With it no workers are forked from the program by default.
+A_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
 EARLY = """
 import os, sys, time
 {imports}
@@ -306,7 +309,8 @@ print(len(descendants()))
 
 @needs_template_with_imports
 def test_what_workers_are_forked_from_imports_torch_as_soon_as_there_is_a_loader(tmp_path):
-    source = EARLY.format(imports="import torch", workers=2, seconds=60) + textwrap.dedent(
+    imports = "import torch\n" + A_THREAD
+    source = EARLY.format(imports=imports, workers=2, seconds=60) + textwrap.dedent(
         """
         (template,) = descendants()
         with loader:
@@ -326,7 +330,8 @@ def test_what_workers_are_forked_from_imports_torch_as_soon_as_there_is_a_loader
 
 
 @needs_template_with_imports
-def test_torchvision_is_imported_once_for_all_workers_of_all_loaders(tmp_path):
+@pytest.mark.parametrize(("thread", "imports"), [(A_THREAD, 2), ("", 1)], ids=["sent", "forked"])
+def test_torchvision_is_imported_once_for_all_workers_of_all_loaders(thread, imports, tmp_path):
     library = tmp_path / "torchvision"
     library.mkdir()
     # Each import of it leaves the process that made it.
@@ -338,8 +343,9 @@ def test_torchvision_is_imported_once_for_all_workers_of_all_loaders(tmp_path):
         "    def __len__(self): return 8\n"
         "    def __getitem__(self, number): return number * number\n"
     )
-    source = """
+    source = f"""
     import os, torch, torchvision
+    {thread}
     from asyncloader import DataLoader2
 
     for epoch in "train", "validate":
@@ -348,12 +354,14 @@ def test_torchvision_is_imported_once_for_all_workers_of_all_loaders(tmp_path):
     """
     done = run_script(tmp_path, source)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    # The program, and the process that its workers are forked from.
-    assert len((library / "imports").read_text().split()) == 2
+    # The program; and the process that its workers are forked from, unless that is the program.
+    assert len((library / "imports").read_text().split()) == imports
 
 
 @pytest.mark.parametrize(
-    ("imports", "workers"), [("import torch", 0), ("", 2)], ids=["no workers", "no torch"]
+    ("imports", "workers"),
+    [(f"import torch\n{A_THREAD}", 0), (A_THREAD, 2), ("import torch", 2)],
+    ids=["no workers", "no torch", "may be forked"],
 )
 def test_a_loader_that_was_only_made_starts_no_process_that_is_not_needed(
     imports, workers, tmp_path

@@ -12,7 +12,7 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
 from typing import Any, Final
@@ -58,6 +58,7 @@ class ActorEngine:
 
     #: Nodes of a cluster inherit nothing.
     instead_of_sending = ""
+    why_not_forked = ""
 
     def __init__(self, options: dict[str, Any], num_workers: int, start_seconds: float) -> None:
         self.start_seconds = start_seconds
@@ -78,6 +79,9 @@ class ActorEngine:
 
     def expect(self, plan: ProcessPlan) -> None:
         """Do nothing: the cluster is asked when the loader starts."""
+
+    async def begin(self, codes: Sequence[Any]) -> None:
+        """Do nothing: actors are placed when they are started."""
 
     async def start(self, plan: ProcessPlan) -> ActorProcess:
         # Ray places actors on a node that is lost until it notices that. The start has a limit.
@@ -111,6 +115,9 @@ class ActorEngine:
 
     def pack(self, code: Any) -> Parcel:
         return pack_code(code)
+
+    def sent(self, parcel: Parcel) -> Parcel:
+        return parcel
 
     async def close(self) -> None:
         """Do nothing: what was put for the actors is freed with the last of them."""

@@ -57,7 +57,9 @@ def refuse_unsafe_fork(loops_own: threading.Thread) -> None:
     foreign = sorted(
         thread.name
         for thread in threading.enumerate()
-        if thread not in known and not _is_harmless(thread, frames.get(thread.ident or 0))
+        if thread not in known
+        and not thread.name.startswith(OUR_THREADS)
+        and not is_known_harmless(thread, frames.get(thread.ident or 0))
     )
     if foreign:
         raise WorkerStartupError(
@@ -66,15 +68,15 @@ def refuse_unsafe_fork(loops_own: threading.Thread) -> None:
         )
 
 
-def _is_harmless(thread: threading.Thread, frame: FrameType | None) -> bool:
-    """Whether a thread holds no lock that somebody in a forked child could wait for."""
+def is_known_harmless(thread: threading.Thread, frame: FrameType | None) -> bool:
+    """Whether a thread of others holds no lock that somebody in a forked child could wait for."""
     # tqdm's monitor, which stays after the first progress bar, holds none but that of
     # ``_free_locks``.
-    is_ours, is_monitor = thread.name.startswith(OUR_THREADS), _full_name(type(thread)) == _MONITOR
+    is_monitor = _full_name(type(thread)) == _MONITOR
     # What a loop runs functions in waits for the next one; nobody in a child gives it any.
     function: Any = getattr(executors, "_worker", None)
     waits = frame is not None and frame.f_code is getattr(function, "__code__", None)
-    return is_ours or is_monitor or (waits and thread.name.startswith("asyncio_"))
+    return is_monitor or (waits and thread.name.startswith("asyncio_"))
 
 
 _MONITOR = "tqdm._monitor.TMonitor"
@@ -93,9 +95,17 @@ def _free_locks() -> None:
 
 
 def fork_template(
-    loop: asyncio.AbstractEventLoop, heirlooms: list[Any], deadline: float, control_fd: int
+    loop: asyncio.AbstractEventLoop,
+    heirlooms: list[Any],
+    deadline: float,
+    refuse: Callable[[threading.Thread], None],
+    control_fd: int,
 ) -> ForkedProcess:
-    """Fork this process while the loop stands still; the child is a template for its heirs."""
+    """Fork this process while the loop stands still; the child is a template for its heirs.
+
+    ``refuse`` is called with the thread of the loop, which stands still, and raises if the fork is
+    not safe.
+    """
     tracker_fd()
     require_descriptors(_FDS_FOR_A_START)
     context: Any = multiprocessing.get_context("fork")
@@ -110,8 +120,10 @@ def fork_template(
         # No handler of the loader's may run in the child before it has let go of them.
         held = signals_held(signal.valid_signals())
         with standing_still(loop, deadline) as thread, held, _fork_warning_ignored():
-            refuse_unsafe_fork(thread)
+            refuse(thread)
             process.start()
+            # It is no process of the program's, which may wait for all of those, or end them.
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
     finally:
         os.close(lifeline)
     return ForkedProcess(process)

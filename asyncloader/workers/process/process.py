@@ -18,7 +18,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -569,8 +569,17 @@ class WorkerEngine(Protocol):
         """What to do where a graph cannot be sent well, in words after others; or nothing."""
         ...
 
+    @property
+    def why_not_forked(self) -> str:
+        """Why the processes do not inherit the graph, where they could; or nothing."""
+        ...
+
     def expect(self, plan: ProcessPlan) -> None:
         """Begin, in the background, what takes long before such a process can be started."""
+        ...
+
+    async def begin(self, codes: Sequence[Any]) -> None:
+        """Get ready to start processes that run these; call this before they are packed."""
         ...
 
     async def start(self, plan: ProcessPlan) -> WorkerProcess:
@@ -583,6 +592,10 @@ class WorkerEngine(Protocol):
 
     def pack(self, code: Any) -> Parcel:
         """Return what the processes unpack code from; call this before the first is started."""
+        ...
+
+    def sent(self, parcel: Parcel) -> Parcel:
+        """Return what is sent for a parcel to processes that were just started."""
         ...
 
     async def close(self) -> None:

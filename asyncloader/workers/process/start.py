@@ -15,7 +15,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -47,6 +47,7 @@ from asyncloader.workers.process.process import (
     kill_processes_now,
 )
 from asyncloader.workers.process.template import (
+    CarefulHeritage,
     Heritage,
     end_templates,
     expect_fork,
@@ -75,7 +76,7 @@ async def start_process(
     """Start a child process, without blocking the loop.
 
     ``method`` is None for the template process, or "fork", "spawn" or "forkserver". Processes that
-    are to inherit the same, with "fork", share a ``heritage``.
+    are to inherit the same, with "fork" or None, share a ``heritage``.
     Returns as soon as the process exists; whether its main can be imported is not
     known then. Raises WorkerStartupError if it does not exist within ``timeout``
     seconds. If the call fails or is cancelled, nothing is left of the process.
@@ -112,6 +113,8 @@ def _start_method(method: str | None, heritage: Heritage | None) -> StartMethod:
             return spawn
         case "forkserver":
             return fork_from_server
+        case _ if heritage is not None:
+            return partial(heritage.fork, asyncio.get_running_loop())
         case _:
             return fork_from_template
 
@@ -198,22 +201,50 @@ class ProcessEngine:
 
     def __init__(self, method: str | None) -> None:
         self._method = method
-        self._heritage = Heritage() if method == "fork" else None
+        self._heritage: Heritage | None = None
+        #: With None as the method: what the processes inherit if the program is forked.
+        self._careful: CarefulHeritage | None = None
+        if method == "fork":
+            self._heritage = Heritage()
+        elif method is None:
+            self._heritage = self._careful = CarefulHeritage()
+        #: What was packed to be inherited.
+        self._packed: list[tuple[Any, Parcel]] = []
+
+    @property
+    def why_not_forked(self) -> str:
+        return "" if self._careful is None else self._careful.why_not
 
     def expect(self, plan: ProcessPlan) -> None:
         if self._method is None and HAS_WORKERS:
             # That there can be no thread is said when a child is started.
             with contextlib.suppress(RuntimeError, ResourceExhausted):
-                _in_spawner(partial(expect_fork, plan))
+                _in_spawner(partial(expect_fork, plan, threading.current_thread()))
+
+    async def begin(self, codes: Sequence[Any]) -> None:
+        if self._heritage is None or not HAS_WORKERS:
+            return
+        self._packed = [(code, self._heritage.add(code)) for code in codes]
+        if self._careful is not None:
+            deadline = time.monotonic() + self.start_seconds
+            begin = partial(self._careful.try_to_begin, asyncio.get_running_loop(), deadline)
+            await asyncio.wrap_future(_in_spawner(begin))
 
     async def start(self, plan: ProcessPlan) -> Process:
         timeout, heritage = self.start_seconds, self._heritage
         return await start_process(plan, method=self._method, timeout=timeout, heritage=heritage)
 
     def pack(self, code: Any) -> Parcel:
-        return pack_code(code) if self._heritage is None else self._heritage.add(code)
+        inherited = next((parcel for known, parcel in self._packed if known is code), None)
+        return pack_code(code) if inherited is None or self.why_not_forked else inherited
+
+    def sent(self, parcel: Parcel) -> Parcel:
+        code = next((code for code, known in self._packed if known is parcel), None)
+        # The template that was forked may have been killed, and the program cannot be forked now.
+        return pack_code(code) if code is not None and self.why_not_forked else parcel
 
     async def close(self) -> None:
+        self._packed = []
         if self._heritage is not None:
             await asyncio.wrap_future(_in_spawner(self._heritage.end))
 

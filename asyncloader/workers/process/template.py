@@ -12,15 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import pickle
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,10 +33,19 @@ from asyncloader.errors import WorkerStartupError
 from asyncloader.system import in_forked_child, is_readable
 from asyncloader.transport.code import modules_being_imported, number_classes_of
 from asyncloader.transport.parcel import Parcel, without_imports_of
+from asyncloader.workers.process.fork_safety import (
+    Program,
+    may_come_to_use_an_accelerator,
+    program_now,
+    threads_in_the_way,
+    why_not_fork,
+)
 from asyncloader.workers.process.inherited import Environment, Heirloom, import_path
 from asyncloader.workers.process.multiprocessing_start import (
+    OUR_THREADS,
     authkey,
     fork_template,
+    refuse_unsafe_fork,
     sigint_held,
     tracker_fd,
 )
@@ -44,6 +56,8 @@ from asyncloader.workers.process.template_process import (
     REPLY,
     ForkRequest,
 )
+
+logger = logging.getLogger("asyncloader")
 
 # A loader that gives up privileges gets children without them from a new template.
 Kind = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
@@ -59,6 +73,9 @@ _LIBRARIES = ("torch", "torchvision")
 # up because a caller was in a hurry.
 _PATIENCE_SECONDS = 2.0
 
+# How long the threads of another loader that starts at the same moment may be in the way.
+_OURS_SECONDS = 0.5
+
 
 def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) -> StartedProcess:
     """Fork a child from a template, which is started or replaced where necessary."""
@@ -73,13 +90,22 @@ def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) 
         raise WorkerStartupError(f"{plan.name} was not started: {error}") from error
 
 
-def expect_fork(plan: ProcessPlan) -> None:
-    """Start the template for a child now, if it has to import what takes long."""
+def expect_fork(plan: ProcessPlan, caller: threading.Thread) -> None:
+    """Start the template for a child now, if it will be needed and has to import what takes long.
+
+    ``caller`` is the thread that has made a loader.
+    """
     preload = _preloaded(plan)
-    if "torch" in preload:
+    if "torch" in preload and _will_be_needed(caller):
         # What is wrong is said when the child is started.
         with contextlib.suppress(Exception):
             _template(preload)
+
+
+def _will_be_needed(caller: threading.Thread) -> bool:
+    """Whether the program cannot be forked, as far as that is known before a loader starts."""
+    program = replace(program_now(), threads=threads_in_the_way(caller))
+    return may_come_to_use_an_accelerator() or bool(why_not_fork(program))
 
 
 def end_templates() -> None:
@@ -210,7 +236,8 @@ class Heritage:
     one that is replaced later inherits the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refuse: Callable[[threading.Thread], None] = refuse_unsafe_fork) -> None:
+        self._refuse = refuse
         self._heirlooms: list[Any] = []
         self._template: Template | None = None
 
@@ -233,19 +260,86 @@ class Heritage:
     ) -> StartedProcess:
         """Fork a child that has inherited the values."""
         try:
-            if self._template is None or not self._template.is_running():
-                self._template = Template(partial(fork_template, loop, self._heirlooms, deadline))
-                # A pool that was dropped ends nothing itself.
-                weakref.finalize(self, self._template.end).atexit = False
-            return self._template.fork(_request(plan), sock, deadline)
+            template = self.begin(loop, deadline)
+            return template.fork(_request(plan), sock, deadline)
         except TemplateGone as error:
             raise WorkerStartupError(f"{plan.name} was not started: {error}") from error
+
+    def begin(self, loop: asyncio.AbstractEventLoop, deadline: float) -> Template:
+        """Fork the template process, unless it runs; what is added later is not inherited."""
+        if self._template is None or not self._template.is_running():
+            launch = partial(fork_template, loop, self._heirlooms, deadline, self._refuse)
+            self._template = Template(launch)
+            # A pool that was dropped ends nothing itself.
+            weakref.finalize(self, self._template.end).atexit = False
+        return self._template
 
     def end(self) -> None:
         """End the template process, when no process is needed any more; idempotent."""
         template, self._template = self._template, None
         if template is not None:
             template.end()
+
+
+class CarefulHeritage(Heritage):
+    """One of a pool for which nobody asked for a fork.
+
+    The program is forked only where that does no harm; where it may, the processes are forked from
+    a template that inherits nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_refuse_any_harm)
+        #: Why the program is not forked, if that was tried in vain.
+        self.why_not = ""
+
+    def fork(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        plan: ProcessPlan,
+        sock: socket.socket,
+        deadline: float,
+    ) -> StartedProcess:
+        self.try_to_begin(loop, deadline)
+        if self.why_not:
+            return fork_from_template(plan, sock, deadline)
+        return super().fork(loop, plan, sock, deadline)
+
+    def try_to_begin(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        """Fork the template process, or set ``why_not``, which stays."""
+        if self.why_not or (self._template is not None and self._template.is_running()):
+            return
+        self.why_not = why_not_fork(program_now(self._heirlooms))
+        end = time.monotonic() + _OURS_SECONDS
+        while not self.why_not:
+            try:
+                self.begin(loop, deadline)
+                return
+            except _OursWork as error:
+                self.why_not = str(error) if time.monotonic() > end else ""
+                error.threads[0].join(max(0.0, end - time.monotonic()))
+            except Exception as error:  # noqa: BLE001 - there is another way
+                self.why_not = str(error)
+        logger.debug("workers are not forked from the program: %s", self.why_not)
+
+
+def _refuse_any_harm(loops_own: threading.Thread) -> None:
+    """Raise WorkerStartupError if another thread of Python runs; they are looked at last."""
+    names = threads_in_the_way(loops_own)
+    if names:
+        why = why_not_fork(Program(threads=names))
+        threads = [thread for thread in threading.enumerate() if thread.name in names]
+        if threads and all(name.startswith(OUR_THREADS) for name in names):
+            raise _OursWork(why, threads)
+        raise WorkerStartupError(why)
+
+
+class _OursWork(Exception):
+    """Threads of another loader work, such as one that starts at the same moment."""
+
+    def __init__(self, why: str, threads: list[threading.Thread]) -> None:
+        super().__init__(why)
+        self.threads = threads
 
 
 def _told_exitcode(template: Template, fd: int, pid: int, death_fd: int) -> int | None:

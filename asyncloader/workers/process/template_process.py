@@ -43,6 +43,7 @@ from asyncloader.workers.process.child import (
     tie_to,
 )
 from asyncloader.workers.process.inherited import Environment, inherit
+from asyncloader.workers.process.native_threads import compute_alone
 from asyncloader.workers.process.setup import when_imported
 
 # What the exec'd interpreter runs. The module path is set before the first import that
@@ -119,6 +120,7 @@ def serve_heirs(control_fd: int, loader_fd: int, parent: int, heirlooms: list[An
     forget_signals()
     system.show_name("asyncloader template")
     tie_to(parent)
+    compute_alone()
     inherit(heirlooms)
     # Not collected before: that would copy the memory of all objects.
     _hand_down()

@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -49,6 +49,7 @@ class ThreadEngine:
     start_seconds = 300.0
     #: Nothing is sent: functions and data are shared.
     instead_of_sending = ""
+    why_not_forked = ""
 
     def __init__(self) -> None:
         self._kept: list[int] = []
@@ -57,6 +58,9 @@ class ThreadEngine:
 
     def expect(self, plan: ProcessPlan) -> None:
         """Do nothing: a thread starts at once."""
+
+    async def begin(self, codes: Sequence[Any]) -> None:
+        """Do nothing: threads inherit everything."""
 
     async def start(self, plan: ProcessPlan) -> WorkerThread:
         return WorkerThread(plan)
@@ -70,6 +74,9 @@ class ThreadEngine:
         self._kept.append(number)
         # Each thread makes a copy of the plan.
         return Parcel(pickle.dumps(Call(copy_of_plan, number)), ())
+
+    def sent(self, parcel: Parcel) -> Parcel:
+        return parcel
 
     async def close(self) -> None:
         _forget(self._kept)
