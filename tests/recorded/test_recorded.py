@@ -307,6 +307,7 @@ TOLERANT = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("on_error", ["skip", ignored])
 @pytest.mark.parametrize("workers", [(0, 0, 0), (2, 2, 2), (2, 0, 3)])
 @pytest.mark.parametrize("name", TOLERANT)
@@ -884,6 +885,7 @@ SERVICES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize("name", SPLITTING)
 def test_parts_that_cannot_be_made_again_come_once_and_are_those_of_one_answer(name, service):

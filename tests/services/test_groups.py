@@ -34,7 +34,7 @@ def check_divided(found: list[Any]) -> None:
     ("kind", "workers"),
     [
         ("mesh", 0),
-        ("group", 2),
+        pytest.param("group", 2, marks=pytest.mark.soak),
         pytest.param("mesh", 2, marks=pytest.mark.soak),
         pytest.param("group", 0, marks=pytest.mark.soak),
         pytest.param("pair", 0, marks=pytest.mark.soak),
