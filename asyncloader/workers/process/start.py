@@ -88,10 +88,10 @@ async def start_process(
         async with asyncio.timeout(timeout):
             return await asyncio.shield(waiting)
     except TimeoutError as error:
-        await _undo(started, waiting)
+        await _undo(started, waiting, partial(_end_started, started))
         raise WorkerStartupError(f"{plan.name} did not start within {timeout} s") from error
     except asyncio.CancelledError:
-        await _undo(started, waiting)
+        await _undo(started, waiting, partial(_end_started, started))
         raise
 
 
@@ -156,7 +156,7 @@ def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
     return Process(plan.name, ours, born)
 
 
-async def _undo(started: Future[Process], waiting: asyncio.Future[Process]) -> None:
+async def _undo(started: Future[T], waiting: asyncio.Future[T], end: Callable[[], object]) -> None:
     """Never start what has not begun to, and end what has."""
     # The loop may be closed before a slow start is over, and must not hear of it then.
     waiting.cancel()
@@ -164,20 +164,24 @@ async def _undo(started: Future[Process], waiting: asyncio.Future[Process]) -> N
         return
     undone = asyncio.Event()
     # In the spawner's thread this comes after the start, whether or not it is waited for.
-    _in_spawner(partial(_end_started, started, asyncio.get_running_loop(), undone))
+    _in_spawner(partial(_end_and_tell, end, asyncio.get_running_loop(), undone))
     with shielded(), contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_UNDO_SECONDS):
             await undone.wait()
 
 
-def _end_started(
-    started: Future[Process], loop: asyncio.AbstractEventLoop, undone: asyncio.Event
+def _end_and_tell(
+    end: Callable[[], object], loop: asyncio.AbstractEventLoop, undone: asyncio.Event
 ) -> None:
-    if started.exception() is None:
-        kill_processes_now([started.result()], timeout=_REAP_SECONDS)
+    end()
     # A loop that has been closed waits for nothing.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(undone.set)
+
+
+def _end_started(started: Future[Process]) -> None:
+    if started.exception() is None:
+        kill_processes_now([started.result()], timeout=_REAP_SECONDS)
 
 
 @at_exit
@@ -228,7 +232,13 @@ class ProcessEngine:
         if self._careful is not None:
             deadline = time.monotonic() + self.start_seconds
             begin = partial(self._careful.try_to_begin, asyncio.get_running_loop(), deadline)
-            await asyncio.wrap_future(_in_spawner(begin))
+            begun = _in_spawner(begin)
+            waiting = asyncio.wrap_future(begun)
+            try:
+                await asyncio.shield(waiting)
+            except asyncio.CancelledError:
+                await _undo(begun, waiting, self._careful.end)
+                raise
 
     async def start(self, plan: ProcessPlan) -> Process:
         timeout, heritage = self.start_seconds, self._heritage
