@@ -26,7 +26,9 @@ from pathlib import Path
 from tests.benchmarks.cases import Case
 from tests.benchmarks.comparison import Comparison, is_ours
 from tests.benchmarks.environments import HERE, Environment, earlier
+from tests.benchmarks.facts import facts
 from tests.benchmarks.harness import Settings, run
+from tests.benchmarks.series import REFERENCE, record
 from tests.benchmarks.sizes import QUICK
 
 #: Cases that every run has beside the peers: ours, and what no loader could exceed.
@@ -37,6 +39,8 @@ MAIN = ("W1:", "W2", "W3:", "W4", "W5: waits", "W6", "W7", "latency")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    if options.record:
+        options.main, options.peers = not options.workloads, [REFERENCE]
     if options.quick:
         # For the processes of the cases, and before the workloads' modules read it.
         os.environ[QUICK] = "1"
@@ -55,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.install:
         make_environments(chosen)
     rounds = options.rounds or (1 if options.quick else 3)
-    run(chosen, Settings(rounds, options.only, options.quick, options.folder))
+    outcomes = run(chosen, Settings(rounds, options.only, options.quick, options.folder))
+    if options.record:
+        said = list(record(facts(), outcomes, options.earlier or ""))
+        print("", *said or ["nothing is worse than before, beyond noise"], sep="\n")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -69,11 +76,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--table", default="", help="only tables with this in their title")
     parser.add_argument("--rounds", type=int, help="how often each case is measured: 3")
     parser.add_argument("--main", action="store_true", help="only the first table of the docs")
+    parser.add_argument("--record", action="store_true", help="append to series.jsonl")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--folder", type=Path, default=usual.folder, help="for JSON and SVG")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--no-install", dest="install", action="store_false")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.record and options.quick:
+        parser.error("--record keeps numbers, and those of --quick mean nothing")
+    return options
 
 
 def workloads() -> list[str]:
