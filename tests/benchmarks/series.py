@@ -98,8 +98,9 @@ def record(
     series = read(file)
     for commit in filter(None, (earlier, facts["commit"])):
         line = _line(facts, commit, outcomes, is_of_earlier=commit == earlier)
-        yield from worse(line, series)
-        series.append(line)
+        if line.ratios:
+            yield from worse(line, series)
+            series.append(line)
     file.write_text("".join(f"{line.as_text()}\n" for line in series))
     picture.write_text(svg(series))
 
@@ -120,7 +121,8 @@ def _ratios(outcome: Outcome, is_of_earlier: bool) -> Iterator[Ratios]:
                 continue
             found = ratio(results[name], results[other])
             case = name.removeprefix("earlier ")
-            span = found.low, found.middle, found.high
+            # A rate has what it cost beside it.
+            span = float(found.low), float(found.middle), float(found.high)
             yield Ratios(comparison.title, case, other, comparison.less_is_better, span)
 
 

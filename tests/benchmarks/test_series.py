@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.benchmarks.comparison import Comparison, Outcome
-from tests.benchmarks.series import read, record
+from tests.benchmarks.comparison import Comparison, Outcome, Results
+from tests.benchmarks.cost import Rate
+from tests.benchmarks.series import FILE, PICTURE, read, record, svg
 
 FACTS = {"when": "2026-11-28 02:00 UTC", "cores": "2", "Python": "3.11", "torch": "2.13"}
 OTHER = "torch DataLoader"
@@ -18,7 +19,7 @@ def outcome(
     ours: list[float], *, less: bool = False, earlier: list[float] | None = None
 ) -> Outcome:
     comparison = Comparison("W0: <numbers>", "s", [], against=[OTHER], less_is_better=less)
-    results = {"asyncloader, for": ours, OTHER: [1.0, 1.0, 1.0]}
+    results: Results = {"asyncloader, for": [Rate(each, 1e-6) for each in ours], OTHER: [1.0] * 3}
     return Outcome(comparison, results | ({"earlier asyncloader, for": earlier} if earlier else {}))
 
 
@@ -56,3 +57,7 @@ def test_an_earlier_commit_of_the_run_has_a_line_of_its_own(tmp_path):
     assert (first.commit, second.commit) == ("a", "b")
     assert first.ratios[0].range == (2.0, 2.0, 2.0)
     assert first.ratios[0].key == second.ratios[0].key
+
+
+def test_the_picture_is_of_the_series():
+    assert PICTURE.read_text() == svg(read(FILE))
