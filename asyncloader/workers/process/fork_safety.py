@@ -209,6 +209,9 @@ def _descriptors() -> tuple[list[str], list[str], list[str]]:
             mode, path = os.fstat(fd).st_mode, os.readlink(system.PROC / f"self/fd/{fd}")
             if stat.S_ISSOCK(mode):
                 connections += _peer(fd)
+            elif stat.S_ISFIFO(mode) and path.startswith(os.sep):
+                # A worker would not have it, but its number, where a function has kept that.
+                connections.append(path)
             elif stat.S_ISCHR(mode) and path.startswith(_ACCELERATORS):
                 devices.append(path)
             elif stat.S_ISREG(mode) and system.identity(fd) not in output:

@@ -111,6 +111,14 @@ def a_connection() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def a_named_pipe() -> Iterator[None]:
+    os.mkfifo("pipe")
+    fd = os.open("pipe", os.O_RDWR)
+    yield
+    os.close(fd)
+
+
+@contextlib.contextmanager
 def a_server() -> Iterator[None]:
     with socket.create_server(("127.0.0.1", 0)):
         yield
@@ -151,6 +159,7 @@ SCENES: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
         a_log,
         a_lock,
         a_connection,
+        a_named_pipe,
         a_server,
         a_generator,
         a_large_program,

@@ -82,6 +82,7 @@ def test_workers_are_forked_from_a_program_where_that_is_safe(tmp_path: Path, sc
         "a_file_that_is_read",
         "a_lock",
         "a_connection",
+        "a_named_pipe",
         "a_generator",
         "a_large_program",
         "an_unsafe_library",
