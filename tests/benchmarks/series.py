@@ -150,7 +150,7 @@ def _words(ratios: Ratios) -> str:
 
 # The picture --------------------------------------------------------------------------------------
 
-WIDTH, PANEL, TITLE = 960, 120, 24
+WIDTH, PANEL, TITLE = 1000, 120, 24
 LEFT, RIGHT = 60, 700
 COLORS = (OURS, OTHERS, LIMITS, "#0f766e", "#7c3aed", "#be185d")
 
@@ -184,8 +184,10 @@ def _panel(series: Sequence[Line], title: str, top: int) -> Iterator[str]:
     def height(number: float) -> float:
         return top + TITLE + PANEL * (high - log2(number)) / (high - low)
 
-    for number in sorted({1.0, min(ends), max(ends)}):
-        if low <= log2(number) <= high:
+    for number in (1.0, min(ends), max(ends)):
+        # What is hardly another number than 1 would be written over it.
+        is_apart = number == 1.0 or abs(log2(number)) > 0.2
+        if low <= log2(number) <= high and is_apart:
             y = height(number)
             yield f"<line x1='{LEFT}' y1='{y:.1f}' x2='{RIGHT}' y2='{y:.1f}' stroke='#e2e8f0'/>"
             yield _text(LEFT - 6, y + 4, short(number), "text-anchor='end' fill='#64748b'")
