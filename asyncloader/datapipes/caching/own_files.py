@@ -120,8 +120,12 @@ class FileLock:
     def __enter__(self) -> FileLock:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None and self.after_death:
+            # What the one who died has left may be there still, as whoever is next has to see.
+            _leave(self._fd)
+        else:
+            self.close()
 
 
 def _open_lock(path: str) -> tuple[int, bool]:

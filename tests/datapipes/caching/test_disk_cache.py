@@ -841,6 +841,8 @@ def test_whoever_gives_up_leaves_the_traces_of_a_dead_maker_to_the_next(recorder
     for thread in threading.enumerate():
         if "waits for" in thread.name:
             thread.join(10)
+    with pytest.raises(InterruptedError), FileLock.acquire(recorder.path(1), 10):
+        raise InterruptedError
     with FileLock.acquire(recorder.path(1), 10) as lock:
         assert lock.after_death
     for fd in (told, telling, ending, end):
