@@ -56,37 +56,37 @@ def native_threads() -> list[NativeThread]:
     tasks = [int(task) for task in os.listdir(system.PROC / "self/task") if int(task) not in known]
     if not tasks:
         return []
-    layout = Layout.now()
+    space = AddressSpace.now()
     # An address that is gone is an error here, and no crash.
     memory = os.open(system.PROC / "self/mem", os.O_RDONLY)
     try:
-        return [_waiting(task, layout, memory) or _working(task, layout, memory) for task in tasks]
+        return [_waiting(task, space, memory) or _working(task, space, memory) for task in tasks]
     finally:
         os.close(memory)
 
 
-def _waiting(task: int, layout: Layout, memory: int) -> NativeThread | None:
+def _waiting(task: int, space: AddressSpace, memory: int) -> NativeThread | None:
     """Return a thread that waits, by what is on its stack; None if it works."""
     try:
         *_, stack, counter = (system.PROC / f"self/task/{task}/syscall").read_text().split()
-        top = layout.end_of_memory(int(stack, 16))
+        top = space.end_of_memory(int(stack, 16))
         words = _words(memory, int(stack, 16), min(top - int(stack, 16), _MOST_BYTES))
     except (ValueError, OSError):
         return None
-    return NativeThread(layout.libraries_at((int(counter, 16), *words)), works=False)
+    return NativeThread(space.libraries_at((int(counter, 16), *words)), works=False)
 
 
-def _working(task: int, layout: Layout, memory: int) -> NativeThread:
+def _working(task: int, space: AddressSpace, memory: int) -> NativeThread:
     """Return a thread that works, by what glibc notes at the end of its stack.
 
     That is its number, and its first function.
     """
     number = struct.pack("i", task)
-    for begin, end, path in layout.memory:
+    for begin, end, path in space.memory:
         with contextlib.suppress(OSError):
             size = min(end - begin, _NOTES_BYTES)
             if not path and number in os.pread(memory, size, end - size):
-                found = layout.libraries_at(_words(memory, end - size, size))
+                found = space.libraries_at(_words(memory, end - size, size))
                 return NativeThread(found, works=True)
     return NativeThread(frozenset(), works=True)
 
@@ -97,7 +97,7 @@ def _words(memory: int, address: int, size: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class AddressSpace:
     """Where this process has code and memory."""
 
     #: In ascending order: where each begins, where it ends, and the name of its file.
@@ -105,7 +105,7 @@ class Layout:
     memory: tuple[tuple[int, int, str], ...]
 
     @classmethod
-    def now(cls) -> Layout:
+    def now(cls) -> AddressSpace:
         found = list(_mappings())
         code = tuple(each[1:] for each in found if "x" in each[0])
         return cls(code, tuple(each[1:] for each in found if each[0].startswith("rw")))

@@ -319,7 +319,7 @@ class CarefulHeritage(Heritage):
                 self.why_not = str(error) if time.monotonic() > end else ""
                 error.threads[0].join(max(0.0, end - time.monotonic()))
             except Exception as error:  # noqa: BLE001 - there is another way
-                self.why_not = str(error)
+                self.why_not = str(error) or repr(error)
         logger.debug("workers are not forked from the program: %s", self.why_not)
 
 

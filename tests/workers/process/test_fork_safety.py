@@ -19,7 +19,7 @@ from asyncloader.workers.process.fork_safety import (
     threads_in_the_way,
     why_not_fork,
 )
-from asyncloader.workers.process.native_threads import Layout
+from asyncloader.workers.process.native_threads import AddressSpace
 from tests.eyes import Seen, alive_after
 from tests.processes.scripts import ROOT, run_script, running_script
 from tests.processes.stage import run_forked
@@ -198,12 +198,12 @@ print(*sorted(name.split("-")[0].split(".")[0] for name in names))
 
 
 def test_an_address_is_of_the_library_whose_code_it_is() -> None:
-    layout = Layout(((10, 20, "/lib/a.so"), (30, 40, "/lib/b.so")), ((50, 60, ""),))
-    found = [layout.library_at(at) for at in (9, 10, 19, 20, 35, 40)]
+    space = AddressSpace(((10, 20, "/lib/a.so"), (30, 40, "/lib/b.so")), ((50, 60, ""),))
+    found = [space.library_at(at) for at in (9, 10, 19, 20, 35, 40)]
     assert found == ["", "a.so", "a.so", "", "b.so", ""]
-    assert layout.end_of_memory(55) == 60
+    assert space.end_of_memory(55) == 60
     with pytest.raises(ValueError, match="no memory at 0x3c"):
-        layout.end_of_memory(60)
+        space.end_of_memory(60)
 
 
 def test_looking_at_the_program_changes_nothing() -> None:
