@@ -61,6 +61,10 @@ SHARED_MEMORY: Final = "/dev/shm"
 #: frameworks whose threads and state do not survive that.
 MAY_FORK_AFTER_IMPORTS: Final = not PORTABLE
 
+#: How to open what only occupies a number. On Linux it cannot be read or written; elsewhere it is
+#: at its end, and takes what is written to it.
+ONLY_OCCUPIED: Final = os.O_RDWR if PORTABLE else getattr(os, "O_PATH", os.O_RDWR)
+
 #: Whether the system itself says when a process is dead. Otherwise whoever reaps it has to.
 TELLS_DEATHS: Final = not PORTABLE
 

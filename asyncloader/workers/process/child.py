@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import start_thread
 from asyncloader.system import (
+    ONLY_OCCUPIED,
     answer_with,
     be_asked,
     die_with_parent,
@@ -123,11 +124,11 @@ def let_go_of_inherited(keep: Collection[int]) -> None:
     A sibling's socket that stays open here would hide its end of file from the loader. Files are
     what inherited objects read: a data set that holds one open, or has memory mapped from it.
     """
-    null = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, ONLY_OCCUPIED)
     for fd in open_fds():
         if fd not in keep and fd not in STDIO and fd != null and not _is_file(fd):
             # Objects in the inherited heap still own these numbers. Occupied, they cannot
-            # become something of ours that such an object would then close.
+            # become something of ours that such an object would then close, read or write.
             try:
                 os.dup2(null, fd, inheritable=False)
             except OSError:

@@ -210,7 +210,7 @@ def _descriptors() -> tuple[list[str], list[str], list[str]]:
             if stat.S_ISSOCK(mode):
                 connections += _peer(fd)
             elif stat.S_ISFIFO(mode) and path.startswith(os.sep):
-                # A worker would not have it, but its number, where a function has kept that.
+                # In a worker it would not be open, where a function has kept its number.
                 connections.append(path)
             elif stat.S_ISCHR(mode) and path.startswith(_ACCELERATORS):
                 devices.append(path)

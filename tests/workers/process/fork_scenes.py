@@ -22,6 +22,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.workers.process import fork_safety
@@ -220,6 +222,23 @@ def descriptors_are_let_go() -> None:
         with contextlib.suppress(ConnectionRefusedError):
             socket.create_connection(address)
             raise AssertionError("somebody listens")
+        show(list(loader))
+
+
+PIPE: list[int] = []
+
+
+def use_a_pipe_of_the_program(number: int) -> tuple[int, bool]:
+    reading, writing = PIPE
+    for use in (lambda: os.read(reading, 1), lambda: os.write(writing, b"lost")):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            use()
+    return mark(number)
+
+
+def a_pipe_of_the_program_is_not_open_in_workers() -> None:
+    PIPE[:] = os.pipe()
+    with loader_of(use_a_pipe_of_the_program) as loader:
         show(list(loader))
 
 

@@ -102,6 +102,7 @@ def test_workers_come_from_another_interpreter_where_a_fork_is_not_safe(
         ("a_start_in_a_thread", [OTHER]),
         ("a_running_loop", [FORKED, FORKED]),
         ("descriptors_are_let_go", [FORKED, FORKED]),
+        ("a_pipe_of_the_program_is_not_open_in_workers", [FORKED]),
         ("a_worker_is_replaced", [FORKED, FORKED]),
         ("the_template_is_killed", [FORKED, FORKED, OTHER]),
         ("draws_are_the_same", []),
