@@ -79,12 +79,17 @@ def left_since(before: Belongings) -> list[str]:
     for thread in threading.enumerate():
         if f"thread {thread.name}" not in before.threads:
             thread.join(max(0.0, end - time.monotonic()))
-    # A process that is dead waits for the one that started it, as long as that is kept waiting.
     left = Belongings.now().beyond(before)
-    while any(line.endswith(" (Z)") for line in left) and time.monotonic() < end:
+    while any(map(_goes_by_itself, left)) and time.monotonic() < end:
         time.sleep(0.01)
         left = Belongings.now().beyond(before)
     return left
+
+
+def _goes_by_itself(line: str) -> bool:
+    # A process that is dead waits for the one that started it, as long as that is kept waiting.
+    # The spawner's thread, which stays, looks whether it may fork, also for a loader that is gone.
+    return line.endswith(" (Z)") or line.startswith(f"fd to {PROC}/")
 
 
 def descendants(root: int | None = None) -> dict[int, str]:
