@@ -192,6 +192,7 @@ def test_a_pipe_says_what_it_does(pipe_class):
 # Services -------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @every_service
 @each_of(SERVICE_CHECKS)
 def test_a_service_keeps_a_promise(service_class, check):
@@ -214,6 +215,7 @@ def sharded_sample(pipe_class: type) -> Any:
     return iterable_source(graph).sharding_filter()
 
 
+@pytest.mark.soak
 @every_service
 def test_a_service_leaves_nothing_of_the_system(service_class):
     case = ServiceCase(SERVICES[service_class])
@@ -227,6 +229,7 @@ def is_sharded(graph: Any) -> bool:
     return any(is_sharding(pipe) for pipe in breadth_first(graph))
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:nothing shards the graph")
 def test_every_worker_yields_all_of_a_pipe_that_nothing_shards():
     graphs = [named(cls) for cls in PIPES if not is_sharded(graph_with(cls))]

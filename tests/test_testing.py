@@ -140,6 +140,7 @@ RIGHT: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_pipe_passes(name):
     make, items = RIGHT[name]
@@ -337,6 +338,7 @@ def _close_what_is_open():
         OPEN.pop().close()
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.__name__)
 def test_a_wrong_pipe_fails_with_its_reason(mutant):

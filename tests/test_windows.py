@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.processes.scripts import run_script
 
 PRETEND = """
@@ -61,6 +63,7 @@ print(type(loader.reading_service).__name__, sum(loader))
 )
 
 
+@pytest.mark.soak
 def test_every_pipe_works_here_and_in_threads_but_caches_on_disk(tmp_path: Path) -> None:
     done = run_script(tmp_path, RUN_SAMPLES, limit=100)
     assert done.returncode == 0, done.stderr
@@ -71,6 +74,7 @@ def test_every_pipe_works_here_and_in_threads_but_caches_on_disk(tmp_path: Path)
     assert all("need POSIX file locks" in what for what in refused.values())
 
 
+@pytest.mark.soak
 def test_asking_for_workers_says_what_to_do_instead(tmp_path: Path) -> None:
     done = run_script(tmp_path, ASK_FOR_WORKERS)
     assert done.returncode == 0, done.stderr

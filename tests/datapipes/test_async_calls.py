@@ -275,6 +275,7 @@ async def _quick_loop():
     asyncio.get_running_loop().set_debug(False)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("_quick_loop")
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_ten_thousand_calls_of_which_many_fail_lose_nothing(ordered):
@@ -355,6 +356,7 @@ class Tracked:
             self.open -= 1
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("_quick_loop")
 async def test_ten_thousand_calls_in_workers_lose_nothing_and_leave_nothing(tmp_path):
     async def meets_its_fate(number, tracked):

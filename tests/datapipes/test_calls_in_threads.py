@@ -61,6 +61,7 @@ def test_a_call_that_takes_too_long_is_a_timeout_in_its_place(stuck):
 
 
 # The calls that were given up may return a little later than the pass ends.
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:calls of:ResourceWarning")
 def test_the_others_go_on_while_a_call_that_was_given_up_does_not_return():
     stuck = Stuck(0, 1, 2)

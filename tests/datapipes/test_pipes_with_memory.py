@@ -161,6 +161,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
 @pytest.mark.parametrize("form", ["for", "async for"])
 async def test_it_goes_on_from_every_step(make, form, monkeypatch):
@@ -206,6 +207,7 @@ def test_only_what_it_holds_is_made_again(pipe, monkeypatch):
     assert 190 - 70 <= made[0] <= 190
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("pipe", [Dedupe, DedupeSoon, Totals])
 def test_workers_resume_it(pipe, context):

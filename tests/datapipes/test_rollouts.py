@@ -254,6 +254,7 @@ async def test_the_log_tells_once_why_a_prompt_was_left_out(caplog):
     assert told.exc_info[0] is ZeroDivisionError
 
 
+@pytest.mark.soak
 async def test_nothing_is_left_out_while_the_server_answers_nobody():
     calls = Counter()
 
@@ -635,6 +636,7 @@ async def test_a_pipe_that_holds_all_that_may_begin_is_named():
                 await anext(aiter(loader))
 
 
+@pytest.mark.soak
 async def test_a_trainer_that_takes_its_time_starves_nobody():
     policy = Version()
     graph = lagged(echo, range(8), policy, per_step=2).prefetch(1).batch(2)
@@ -858,6 +860,7 @@ async def test_a_pause_before_the_first_item_holds():
 # States -----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("order", ["source", "ready", 5])
 async def test_each_prompt_is_trained_once_however_often_the_program_resumes(order, workers):

@@ -120,6 +120,7 @@ def test_of_ten_workers_one_makes_an_entry_of_a_cache_and_leaves_nothing_else(tm
     assert [path.name for path in download.cache.iterdir()] == ["test.bin"]
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_worker_that_waits_for_too_long_says_that_it_is_the_cache(tmp_path):
     download = SlowDownload(tmp_path, workers=2, seconds=6)

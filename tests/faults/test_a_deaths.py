@@ -182,6 +182,7 @@ async def a_worker_is_killed_while(what: str) -> None:
         assert [number async for number, *_ in loader] == list(range(count))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("what", ["idle", "between epochs", "writing"])
 def test_a1_a_worker_that_is_killed_while(what, tmp_path):
     play(tmp_path, a_worker_is_killed_while, what)
@@ -238,6 +239,7 @@ async def a_worker_hangs(how: str, flag: str) -> None:
         assert [item async for item in loader] == list(range(100))
 
 
+@pytest.mark.soak
 def test_a3_a_worker_that_is_silent_for_too_long_is_killed_and_says_where(tmp_path):
     play_each(tmp_path, a_worker_hangs, [(how, str(tmp_path / how)) for how in HANGS])
 
@@ -262,6 +264,7 @@ async def the_dispatching_process_hangs(flag: str) -> None:
         assert [item async for item in loader] == list(range(100))
 
 
+@pytest.mark.soak
 @needs_last_words
 def test_a3_a_dispatching_process_that_hangs_says_where(tmp_path):
     play(tmp_path, the_dispatching_process_hangs, str(tmp_path / "flag"))

@@ -109,6 +109,7 @@ async def a_pipe_fails(kind: str, num_workers: int) -> None:
                 assert "in fail_at_7" in notes
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_b1_an_exception_in_a_pipe_comes_out_as_itself(num_workers, tmp_path):
     play_each(tmp_path, a_pipe_fails, [(kind, num_workers) for kind in GRAPHS])
@@ -493,6 +494,7 @@ async def a_start_fails(where: str, stage: str) -> None:
     await loader.aclose()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("where", STAGES)
 def test_b5_what_fails_before_the_first_item_is_one_error_and_may_be_tried_again(where, tmp_path):
     play_each(tmp_path, a_start_fails, [(where, stage) for stage in STAGES[where]])
@@ -591,6 +593,7 @@ class NoException(BaseException):
     """As pytest's own are, which ``pytest.fail`` raises."""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", [NoException, GeneratorExit, StopAsyncIteration])
 @pytest.mark.parametrize("workers", [None, 0, 2])
 @pytest.mark.parametrize("prefetched", [False, True])

@@ -113,6 +113,7 @@ def break_while_workers_are_busy_sync() -> None:
     assert time.monotonic() - begun < CLOSE_SECONDS + SLACK
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("scene", [break_while_workers_are_busy, break_while_workers_are_busy_sync])
 def test_d2_closing_is_quick_whatever_the_workers_are_doing(scene, tmp_path):
     play(tmp_path, scene)
@@ -189,6 +190,7 @@ def close_while_everything_is_stuck_sync() -> None:
         loader.shutdown()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "scene", [close_while_everything_is_stuck, close_while_everything_is_stuck_sync]
 )
@@ -294,6 +296,7 @@ async def cancelled_while_closing(busy: bool) -> None:
             break
 
 
+@pytest.mark.soak
 def test_d4_a_close_that_is_cancelled_finishes_and_then_raises(tmp_path):
     play_each(tmp_path, cancelled_while_closing, [(False,), (True,)])
 

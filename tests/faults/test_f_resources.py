@@ -89,6 +89,7 @@ def shared_bytes() -> int:
     return total
 
 
+@pytest.mark.soak
 def test_f1_the_byte_budget_is_back_pressure(tmp_path):
     play_each(tmp_path, the_budget_is_reached, [(True,), (False,)], imports="torch")
 
@@ -316,6 +317,7 @@ def a_fork_with_threads(method: str | None) -> None:
     loader.shutdown()
 
 
+@pytest.mark.soak
 def test_j1_a_held_lock_hangs_nobody(tmp_path):
     play_each(tmp_path, a_fork_with_threads, EVERY_METHOD)
 
@@ -351,6 +353,7 @@ async def every_seed_differs(method: str | None) -> None:
     assert len(set(rolls)) == 80
 
 
+@pytest.mark.soak
 def test_k1_seeds_differ_by_seed_epoch_and_worker(tmp_path):
     play_each(tmp_path, every_seed_differs, EVERY_METHOD)
 

@@ -96,6 +96,7 @@ def flipped(part: Any, at: int, bit: int) -> Any:
     return part[:at] + bytes([part[at] ^ (1 << bit)]) + part[at + 1 :]
 
 
+@pytest.mark.soak
 @settings(max_examples=300)
 @given(damaged())
 def test_h1_a_damaged_state_is_refused_by_name_and_leaves_the_loader_as_it_was(case):

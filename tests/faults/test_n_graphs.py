@@ -148,6 +148,7 @@ def dealt_and_taken_apart_twice() -> Any:
     return second.zip_longest(right.zip_longest(first))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_was_dealt_to_a_splitter_behind_a_splitter_goes_on(workers):
     def loader(state: Any = None) -> DataLoader2[Any]:

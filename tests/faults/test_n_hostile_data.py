@@ -320,6 +320,7 @@ def test_n25_lines_of_encodings_with_other_line_breaks_are_bounded(encoding: str
         list(lines_by("readlines", endless, **settings))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("reader", ["parse_csv", "parse_csv_as_dict"])
 def test_n25_a_row_without_an_end_is_an_error(reader: str) -> None:
     # A line break within quotes ends no row, and here each line ends within some.

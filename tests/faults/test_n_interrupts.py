@@ -96,6 +96,7 @@ atexit.register(interrupt)
     assert (code, stdout.count("heard") > 0, stderr) == (0, True, ""), stdout
 
 
+@pytest.mark.soak
 def test_n12_programs_that_are_interrupted_at_random_end_with_one_keyboard_interrupt(capsys):
     assert interrupt_programs(COUNT, SEED, jobs=2) == 0, capsys.readouterr().out
 

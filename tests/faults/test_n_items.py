@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import PipelineError, TransportError
@@ -273,6 +275,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_n14_slots_storages_and_what_is_deeply_nested_travel(tmp_path: Path):
     done = run_script(tmp_path, SCRIPT)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -107,6 +107,7 @@ def check_it_is_named(error: WorkerTimeout, pid: int) -> None:
     assert error.worker is None
 
 
+@pytest.mark.soak
 def test_n9_a_dispatching_process_that_is_stopped_is_named_killed_and_replaced(tmp_path):
     play_each(tmp_path, the_dispatching_process_is_stopped, [("raise",), ("restart",)])
 
@@ -129,6 +130,7 @@ async def a_busy_dispatching_process_is_stopped() -> None:
             await first
 
 
+@pytest.mark.soak
 def test_n9_a_busy_dispatching_process_that_is_stopped_is_named(tmp_path):
     play(tmp_path, a_busy_dispatching_process_is_stopped)
 
@@ -150,6 +152,7 @@ def hang_for_ever(number: int) -> int:
     return number
 
 
+@pytest.mark.soak
 def test_n9_a_dispatching_process_that_answered_before_a_standstill_is_not_named(tmp_path):
     play(tmp_path, a_program_stands_still_while_a_worker_hangs)
 
@@ -177,6 +180,7 @@ async def somebody_hangs_behind_a_dispatching_process(who: str, flag: str, death
         assert "in once_at" in (error.stack or "") or not HAS_LAST_WORDS
 
 
+@pytest.mark.soak
 def test_n9_whoever_hangs_is_named_and_not_who_waits_for_it(tmp_path):
     cases = [(who, death) for who in ("worker", "dealer") for death in ("raise", "restart")]
     flags = [(who, str(tmp_path / f"{who} {death}"), death) for who, death in cases]
@@ -222,6 +226,7 @@ async def a_worker_hangs_and_is_replaced(how: str, flag: str, in_order: bool) ->
         assert sorted([item async for item in loader]) == list(range(COUNT)), "the next epoch"
 
 
+@pytest.mark.soak
 def test_n10_a_worker_that_is_silent_is_replaced_and_every_item_comes_once(tmp_path):
     cases = [(how, str(tmp_path / f"{how} {order}"), order) for how in HANGS for order in (1, 0)]
     play_each(tmp_path, a_worker_hangs_and_is_replaced, cases)
@@ -239,6 +244,7 @@ def workers_are_stopped_and_read_by_for() -> None:
         assert loader.stats().restarts == 3
 
 
+@pytest.mark.soak
 def test_n10_all_workers_are_silent_and_all_are_replaced(tmp_path):
     play(tmp_path, workers_are_stopped_and_read_by_for)
 
@@ -268,6 +274,7 @@ async def an_item_hangs_every_time(folder: str, is_dealt: bool) -> None:
         assert "in always_at" in (error.stack or "") or not HAS_LAST_WORDS
 
 
+@pytest.mark.soak
 def test_n10_an_item_that_hangs_every_time_is_a_timeout_in_the_end(tmp_path):
     for is_dealt in (False, True):
         folder = tmp_path / str(is_dealt)

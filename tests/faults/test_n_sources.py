@@ -151,6 +151,7 @@ ALONE = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", ALONE)
 @pytest.mark.parametrize("kind", [AsksTorch, AsksOurs, AsksInALoop])
 def test_n6_with_one_of_the_two_every_item_comes_once(how, kind):

@@ -126,6 +126,7 @@ def test_the_words_for_where_are_the_rows_of_their_table(tmp_path: Path) -> None
     assert words_for_where(page) == 0
 
 
+@pytest.mark.soak
 def test_loading_a_state_walks_through_functions_and_files(ways: Ways) -> None:
     assert ("loader/dataloader2.py", "DataLoader2.load_state_dict") in ways.resume.functions
     assert len(ways.resume.functions) > len(ways.resume.files) > 1
@@ -162,6 +163,7 @@ def test_two_columns_have_a_ratio() -> None:
     assert lines[2].split() == ["twice", "0", "1", "-"]
 
 
+@pytest.mark.soak
 def test_the_figures_of_a_checkout_are_positive(
     monkeypatch: pytest.MonkeyPatch, ways: Ways
 ) -> None:

@@ -261,6 +261,7 @@ def test_a_thread_inside_a_long_call_is_left_behind_with_a_warning(form):
     assert "is still inside" in messages[0]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("service", [None, MultiProcessingReadingService])
 def test_an_async_function_that_blocks_is_left_behind_with_a_warning(service):
     entered, leave = threading.Event(), threading.Event()

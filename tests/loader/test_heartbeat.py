@@ -55,6 +55,7 @@ async def load(graph) -> None:
             pass
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("factory", LOOPS)
 @pytest.mark.parametrize(
     "graph",

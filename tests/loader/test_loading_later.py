@@ -90,6 +90,7 @@ def test_a_state_that_is_loaded_in_the_midst_of_an_epoch_is_where_the_next_for_b
             check_rest(known.epochs, step, [list(loader), list(loader)])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", RUN)
 async def test_a_state_that_is_loaded_in_an_async_for_is_where_the_next_one_begins(
     name: str,

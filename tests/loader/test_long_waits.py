@@ -98,6 +98,7 @@ def check_names(pattern: str, *scene: str, **variables: str) -> None:
 OF_WORKERS = [scene for scene in CULPRITS if "worker" in scene or "process" in scene]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "scene",
     [pytest.param(each, marks=needs_last_words if each in OF_WORKERS else ()) for each in CULPRITS],
@@ -111,6 +112,7 @@ def test_a_wait_for_the_lock_of_a_cache_names_who_holds_it(tmp_path: Path) -> No
     check_names(pattern, "a_lock_of_a_cache_on_disk", str(tmp_path))
 
 
+@pytest.mark.soak
 def test_a_wait_for_a_rank_names_it(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     store = str(tmp_path / "store")
@@ -147,6 +149,7 @@ def test_what_nobody_may_look_at_is_said_to_be_there(monkeypatch: pytest.MonkeyP
     assert re.search(pattern, str(found))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("scene", QUIET)
 def test_who_waits_rightly_is_not_reported(scene: str) -> None:
     with played(scene) as process:

@@ -107,6 +107,7 @@ def states_of(loader: DataLoader2[Any]) -> list[tuple[int, int, Any]]:
         ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_samplers_epochs_differ_and_resume_at_any_step_in_both_forms(name: str) -> None:
     epochs = epochs_of(loader_of(name), 4)
@@ -367,6 +368,7 @@ class Drawing(Sampler):
         return iter((numpy.random.permutation(COUNT) if self.module == "numpy" else drawn).tolist())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("module", ["numpy", "torch"])
 def test_a_sampler_that_imports_what_it_draws_from_has_the_loaders_order(
     module: str, tmp_path: Path

@@ -417,6 +417,7 @@ def batches(count: int) -> Any:
     return DataLoader2.from_dataset(range(count), batch_size=4).datapipe
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("make", "taken", "least"),

@@ -177,6 +177,7 @@ def workers(**settings: Any) -> MultiProcessingReadingService:
     return MultiProcessingReadingService(2, **settings)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("make", "in_order"),
     [
@@ -255,6 +256,7 @@ BEHIND_WORKERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("name", BEHIND_WORKERS)
 def test_what_the_loader_holds_of_the_workers_items_is_not_lost(name, in_order):

@@ -56,4 +56,6 @@ def run_script(
     """Run a script to its end."""
     with running_script(folder, source, *arguments, limit=limit) as process:
         stdout, stderr = process.communicate(timeout=limit + 5)
+        # All of it: what is compared with what was expected is shown in a few words.
+        assert not stderr.startswith("Timeout ("), f"not at its end after {limit} s:\n{stderr}"
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

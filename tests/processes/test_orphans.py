@@ -51,6 +51,7 @@ def guarded(method: str | None, body: str) -> str:
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
+@pytest.mark.soak
 @every_method
 def test_all_die_with_a_loader_that_is_killed(method: str | None, tmp_path: Path) -> None:
     states = BUSY
@@ -74,6 +75,7 @@ def test_all_die_with_a_loader_that_is_killed(method: str | None, tmp_path: Path
         assert alive_after(family, 8.0) == []
 
 
+@pytest.mark.soak
 @every_method
 def test_all_die_with_a_killed_loader_of_which_a_forked_copy_lives_on(
     method: str | None, tmp_path: Path
@@ -105,6 +107,7 @@ def test_all_die_with_a_killed_loader_of_which_a_forked_copy_lives_on(
         os.kill(copy, signal.SIGKILL)
 
 
+@pytest.mark.soak
 @every_method
 def test_an_interpreter_exits_with_busy_children(method: str | None, tmp_path: Path) -> None:
     body = f"""
@@ -120,6 +123,7 @@ def test_an_interpreter_exits_with_busy_children(method: str | None, tmp_path: P
     assert time.time() - float(done.stdout) < 8.0
 
 
+@pytest.mark.soak
 @every_method
 def test_ctrl_c_is_one_traceback_and_a_quick_exit(method: str | None, tmp_path: Path) -> None:
     body = """
@@ -183,6 +187,7 @@ def test_an_unguarded_script_runs_once(method: str | None, tmp_path: Path) -> No
         assert "imported False" in done.stdout
 
 
+@pytest.mark.soak
 @needs_template_with_imports
 def test_torch_is_in_a_child_when_it_is_in_the_loader(tmp_path: Path) -> None:
     body = """
@@ -232,6 +237,7 @@ def test_a_forked_copy_of_the_loader_starts_its_own_children(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_too_few_descriptors_are_a_startup_error_that_harms_nobody(
     method: str | None, tmp_path: Path

@@ -375,6 +375,7 @@ DYING = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", DYING)
 def test_a_failure_in_a_worker_that_dies_counts_once(name, tmp_path):
     dies = DiesOnce(tmp_path)
@@ -730,6 +731,7 @@ KEEPING = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", KEEPING)
 def test_nothing_that_was_finished_is_called_for_again_and_its_parts_come_once(name, workers):

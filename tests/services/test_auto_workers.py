@@ -383,6 +383,7 @@ def test_a_users_own_service_beside_it_sees_one_epoch():
         assert list(loader) == expected(FITTING["maps"], 1)[0]
 
 
+@pytest.mark.soak
 def test_more_workers_are_used_for_a_function_that_waits_and_the_log_says_so_once(caplog):
     pipe = it.IterableWrapper(range(12_000)).shuffle().sharding_filter().map(sleepy)
     caplog.set_level(logging.INFO, "asyncloader")
@@ -403,6 +404,7 @@ def test_more_workers_are_used_for_a_function_that_waits_and_the_log_says_so_onc
     assert stats.choices[0] in str(stats)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["maps", "batch"])
 def test_short_epochs_are_measured_too(name):
     make = {**FITTING, "batch": CLASHING["batch"][0]}[name]
@@ -483,6 +485,7 @@ def slow_numbers() -> Any:
     return it.IterableWrapper(range(300)).shuffle().sharding_filter().map(sleepy)
 
 
+@pytest.mark.soak
 def test_without_room_beside_them_workers_are_ended_before_others_are_started():
     make = slow_numbers
     epochs = expected(make)
@@ -501,6 +504,7 @@ def test_without_room_beside_them_workers_are_ended_before_others_are_started():
         assert {0, 1, 2, 3} <= set(numbers)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("failures", [1, 2])
 def test_workers_that_cannot_take_the_place_of_those_that_were_ended_lose_no_item(failures: int):
     make = slow_numbers

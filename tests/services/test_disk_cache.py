@@ -131,6 +131,7 @@ def leaves_nothing_after(loader: DataLoader2[Any]) -> Any:
     return leaves_nothing()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", METHODS)
 def test_in_the_dispatching_process(method, kitchen):
     cached = kitchen.graph(IterableWrapper(range(COUNT)))

@@ -146,6 +146,7 @@ def test_seeds_that_differ_are_an_error_for_that_epoch_alone(play):
     assert interleaved(items for _, (items, _) in found) == in_process(2)[0]
 
 
+@pytest.mark.soak
 def test_every_worker_of_every_rank_has_randomness_of_its_own(play):
     numbers: dict[int, list[float]] = {}
     found = play("randomness_of_workers")
@@ -222,6 +223,7 @@ def test_fullsync_before_a_section_is_refused_by_name_as_ranks_would_agree_on_ot
         assert items == [0, 2, 4, 6]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("workers", "count"), [(0, 3), (1, 2)])
 def test_ranks_go_on_together_after_what_was_acknowledged(play, workers, count):
     found = play("resumed_after_what_was_acknowledged", workers, count)
@@ -299,6 +301,7 @@ def test_worker_counts_that_differ_name_the_rank_and_the_counts(play):
 # Equal counts ---------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_uneven_shares_end_together_with_and_without_workers(play):
     # 7, 4, 5 items; 0, 5, 5; and without workers 5, 0, 5; 300, 200, 1000. Each in two epochs.
     expected = [[4, 4], [0, 0], [0, 0], [200, 200], [4, 4], [0, 0]]
@@ -354,6 +357,7 @@ def test_a_loop_goes_on_while_its_rank_waits_for_another(play):
     assert all(found == [0, [[1], ""]] for found in play("waiting_for_rank_1"))
 
 
+@pytest.mark.soak
 def test_waiting_ends_after_the_timeout_and_names_who_is_missing(play):
     found = play("waiting_too_long_for_rank_1")
     assert [items for items, _ in found] == [[0]] * len(found)
@@ -383,10 +387,12 @@ def test_resets_of_services_in_between_reach_workers_and_the_loader(company):
             assert len({inner[2] for inner, _, _ in items} - {pid}) == 2
 
 
+@pytest.mark.soak
 def test_epochs_leave_nothing(company):
     company.play("ten_epochs_leave_nothing", 3)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_closes_while_its_workers_are_stuck_and_another_rank_is_silent(company, workers):
     for error, seconds in company.play("closing_while_rank_1_is_silent", 3, workers):
@@ -417,6 +423,7 @@ def is_lost(error: str, rank: int) -> bool:
 # Ranks that end ------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("how", "size", "timeout"), [("SIGKILL", 3, 30.0), ("SIGSTOP", 3, 3.0), ("SIGKILL", 2, 30.0)]
 )

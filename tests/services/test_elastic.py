@@ -116,6 +116,7 @@ def is_even_pair(pair: Any) -> int:
     return int(pair[0][0] // 2 % 2 == 0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("make", [forked, forked_twice])
 @pytest.mark.parametrize("counts", [(3, 2), (2, 0), (0, 2)])
 def test_the_place_that_branches_in_the_loader_keep_is_made_that_of_another_number(
@@ -254,6 +255,7 @@ def begun_with(service: Any) -> tuple[Any, list[Any]]:
         return loader.state_dict(include_datapipe=False), list(iterator)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", CHANGES_IN_THE_WAY)
 def test_what_functions_and_services_put_in_the_way_is_named(name):
     make, expected = CHANGES_IN_THE_WAY[name]

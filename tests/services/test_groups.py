@@ -124,6 +124,7 @@ def check_padded(found: list[Any]) -> None:
     assert found[0][0] != found[0][1]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 2])
 def test_padded_shares_have_each_item_once_but_for_what_is_marked(company, workers):
     check_padded(company.play("padded_epochs", 4, workers))
@@ -206,6 +207,7 @@ def test_what_has_no_order_is_refused_where_ranks_load_the_same(company):
         assert "different orders" in said
 
 
+@pytest.mark.soak
 def test_workers_without_an_order_are_refused_where_ranks_load_the_same(company):
     for in_pairs, among_all in company.play("workers_without_an_order", 4):
         assert "in_order=False" in in_pairs

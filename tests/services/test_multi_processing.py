@@ -368,6 +368,7 @@ async def test_several_branches_run_in_the_workers(num_workers, main_prefetch_cn
             assert items == [(2 * n, str(n)) for n in range(200)]
 
 
+@pytest.mark.soak
 async def test_a_branch_that_is_read_late_does_not_starve_another():
     """All memory may be held by items of one branch while the loader waits for the other."""
     large = IterableWrapper(range(40)).sharding_filter().map(lambda n: torch.full((1 << 18,), n))
@@ -491,6 +492,7 @@ async def test_async_pipes_run_in_workers_beside_sync_ones(num_workers):
 # Lengths --------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize(
     ("graph", "length"),
@@ -830,6 +832,7 @@ def when_told(folder: Path, number: int) -> int:
     return number
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("moment", [0.0, 0.2])
 async def test_a_program_that_was_stopped_gives_up_no_worker_that_was_stopped_too(tmp_path, moment):
     graph = IterableWrapper([7]).map(partial(when_told, tmp_path))

@@ -594,6 +594,7 @@ def test_memory_is_free_as_soon_as_an_item_is_dropped():
     assert peak < 40 << 20
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("is_dealt", [False, True], ids=["own shares", "dealt"])
 async def test_workers_run_no_more_bytes_ahead_than_they_may(is_dealt):
     made = []

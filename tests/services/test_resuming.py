@@ -200,6 +200,7 @@ def test_every_pipe_goes_on_in_workers(pipe_class):
     check_steps(lambda: graph_with(pipe_class), workers=2, most=4)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "shuffled",
     [
@@ -240,6 +241,7 @@ def test_a_chain_of_loaders_with_workers_hands_out_every_item_once():
     assert items == expected[:30]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(4))
 def test_without_order_the_rest_is_the_same_set(seed):
     def make() -> Any:
@@ -299,6 +301,7 @@ def test_workers_that_are_killed_at_random_are_not_missed(name, workers, caplog)
             assert items == epoch
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["slow", "dealt"])
 def test_every_death_in_the_middle_of_an_epoch_is_made_good(name, caplog):
     caplog.set_level(logging.WARNING, "asyncloader")

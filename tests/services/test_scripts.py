@@ -51,6 +51,7 @@ def test_an_unguarded_script_with_its_own_classes_and_lambdas(method, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7 8 9 10 11 12 13 14\n", "")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", METHODS)
 def test_a_guarded_script_with_its_own_classes_and_lambdas(method, tmp_path):
     head, body = UNGUARDED.split("graph = ")
@@ -244,6 +245,7 @@ print(next(items))
 """
 
 
+@pytest.mark.soak
 def test_a_script_that_leaves_an_iterator_open_ends_in_silence(tmp_path):
     done = run_script(tmp_path, LEFT_OPEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
@@ -282,6 +284,7 @@ except ImportError:
 """
 
 
+@pytest.mark.soak
 def test_workers_load_and_resume_tensors_where_numpy_is_not_installed(tmp_path):
     missing = tmp_path / "missing"
     missing.mkdir()
@@ -307,6 +310,7 @@ print(len(descendants()))
 """
 
 
+@pytest.mark.soak
 @needs_template_with_imports
 def test_what_workers_are_forked_from_imports_torch_as_soon_as_there_is_a_loader(tmp_path):
     imports = "import torch\n" + A_THREAD
@@ -329,6 +333,7 @@ def test_what_workers_are_forked_from_imports_torch_as_soon_as_there_is_a_loader
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+@pytest.mark.soak
 @needs_template_with_imports
 @pytest.mark.parametrize(("thread", "imports"), [(A_THREAD, 2), ("", 1)], ids=["sent", "forked"])
 def test_torchvision_is_imported_once_for_all_workers_of_all_loaders(thread, imports, tmp_path):
@@ -358,6 +363,7 @@ def test_torchvision_is_imported_once_for_all_workers_of_all_loaders(thread, imp
     assert len((library / "imports").read_text().split()) == imports
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("imports", "workers"),
     [(f"import torch\n{A_THREAD}", 0), (A_THREAD, 2), ("import torch", 2)],
@@ -370,6 +376,7 @@ def test_a_loader_that_was_only_made_starts_no_process_that_is_not_needed(
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
+@pytest.mark.soak
 @needs_template_with_imports
 def test_a_loader_that_is_never_used_lets_its_program_end_in_silence(tmp_path):
     source = "import torch\nfrom asyncloader import DataLoader2\n"

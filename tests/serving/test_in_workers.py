@@ -97,6 +97,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 async def test_every_request_gets_its_own_answer(graph):
     with leaves_nothing():

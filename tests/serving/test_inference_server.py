@@ -132,6 +132,7 @@ async def is_up(served: Served) -> bool:
         return False
 
 
+@pytest.mark.soak
 async def test_each_client_gets_the_answers_to_its_own_requests():
     async with serving() as served:
         counts = await asyncio.gather(*(asked_and_right(served, n, 10) for n in range(64)))

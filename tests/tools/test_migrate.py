@@ -60,6 +60,7 @@ def test_imports_and_dotted_names_are_rewritten_and_nothing_else(tmp_path: Path)
     assert file.read_text(encoding="utf-8") == OURS
 
 
+@pytest.mark.soak
 def test_the_rewritten_program_runs(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     program = (

@@ -113,6 +113,7 @@ with DataLoader2(IterableWrapper(range(100)).map(str)) as loader:
 """
 
 
+@pytest.mark.soak
 async def test_the_ranks_of_a_run_share_one_page(tmp_path):
     program = tmp_path / "ranks.py"
     program.write_text(RANKS)

@@ -338,6 +338,7 @@ assert len(os.listdir(fds)) < 8, os.listdir(fds)
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("nbytes", "budget", "segment_bytes", "copy_beyond"),
     [

@@ -387,6 +387,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.soak
 @settings(deadline=None)
 @given(st.lists(values, max_size=8))
 def test_plain_items_come_back_as_they_were(items):

@@ -109,6 +109,7 @@ def test_a_bomb_is_found_by_seeking_over_it(gigabyte_of_zeros: bytes) -> None:
         stream.seek(900 * MIB)
 
 
+@pytest.mark.soak
 def test_what_is_trusted_may_be_larger(gigabyte_of_zeros: bytes) -> None:
     ((_, stream),) = Decompressor([("x.gz", io.BytesIO(gigabyte_of_zeros))], max_ratio=math.inf)
     assert stream.seek(0, io.SEEK_END) == 2**30

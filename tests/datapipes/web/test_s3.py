@@ -85,6 +85,7 @@ async def drained(pipe: Any) -> list[Any]:
     return [item async for item in pipe]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 2])
 async def test_objects_come_in_order(bucket: Bucket, workers: int) -> None:
     graph = (

@@ -36,6 +36,7 @@ def as_it_is(item: Any, device: Any) -> Any:
     return item
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("width", [1200, 380])
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 async def test_a_person_sees_how_a_loader_is_doing(width, is_dark):

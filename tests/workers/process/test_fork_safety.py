@@ -95,6 +95,7 @@ def test_workers_come_from_another_interpreter_where_a_fork_is_not_safe(
     assert play(tmp_path, "scene", scene) == [OTHER, OTHER]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("scene", "found"),
     [

@@ -77,6 +77,7 @@ async def hear_line(process: Process) -> bytes:
     return line
 
 
+@pytest.mark.soak
 @every_method
 async def test_a_child_talks_over_its_socket(method: str | None) -> None:
     async with running("echo", method=method) as process:
@@ -124,6 +125,7 @@ async def test_an_exception_in_main_is_printed_and_ends_the_child_with_1(
     assert "RuntimeError: broken on purpose" in capfd.readouterr().err
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 async def test_a_main_that_cannot_be_imported_is_named_on_stderr(
     method: str | None, capfd: pytest.CaptureFixture[str]
@@ -424,6 +426,7 @@ async def test_who_gets_the_orphans_of_a_template_buries_them() -> None:
             assert orphan.pid not in descendants()
 
 
+@pytest.mark.soak
 async def test_a_template_that_is_stopped_is_given_up() -> None:
     async with running("echo") as process:
         await settled(process)
@@ -538,6 +541,7 @@ async def test_starts_and_closes_leave_nothing(method: str | None) -> None:
             assert [process.exitcode for process in processes] == [0, 0]
 
 
+@pytest.mark.soak
 @every_method
 async def test_stopped_children_are_closed_together(method: str | None) -> None:
     async with running("echo", method=method):
