@@ -15,6 +15,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.eyes import PROC
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -55,7 +57,19 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script to its end."""
     with running_script(folder, source, *arguments, limit=limit) as process:
-        stdout, stderr = process.communicate(timeout=limit + 5)
-        # All of it: what is compared with what was expected is shown in a few words.
-        assert not stderr.startswith("Timeout ("), f"not at its end after {limit} s:\n{stderr}"
+        try:
+            stdout, stderr = process.communicate(timeout=limit - 1)
+        except subprocess.TimeoutExpired:
+            _let_workers_say_where(process.pid)
+            stdout, stderr = process.communicate(timeout=limit)
+            raise AssertionError(f"not at its end after {limit} s:\n{stderr}") from None
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def _let_workers_say_where(session: int) -> None:
+    """Let each process but the first of a session print its stack, and die."""
+    for name in filter(str.isdigit, os.listdir(PROC)):
+        pid = int(name)
+        with contextlib.suppress(OSError):
+            if pid != session and os.getsid(pid) == session:
+                os.kill(pid, signal.SIGABRT)
