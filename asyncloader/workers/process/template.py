@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from asyncloader import system
 from asyncloader.datapipes.running.traits import is_module_of_package
@@ -104,6 +104,9 @@ def expect_fork(plan: ProcessPlan, caller: threading.Thread) -> None:
 
 def _will_be_needed(caller: threading.Thread) -> bool:
     """Whether the program cannot be forked, as far as that is known before a loader starts."""
+    if CarefulHeritage.has_begun:
+        # It takes milliseconds to look, and the next start will.
+        return False
     program = replace(program_now(), threads=threads_in_the_way(caller))
     return may_come_to_use_an_accelerator() or bool(why_not_fork(program))
 
@@ -288,6 +291,9 @@ class CarefulHeritage(Heritage):
     a template that inherits nothing.
     """
 
+    #: Whether one of this program has begun, as those of its next loaders will, then.
+    has_begun: ClassVar[bool] = False
+
     def __init__(self) -> None:
         super().__init__(_refuse_any_harm)
         #: Why the program is not forked, if that was tried in vain.
@@ -314,6 +320,7 @@ class CarefulHeritage(Heritage):
         while not self.why_not:
             try:
                 self.begin(loop, deadline)
+                CarefulHeritage.has_begun = True
                 return
             except _OursWork as error:
                 self.why_not = str(error) if time.monotonic() > end else ""

@@ -112,7 +112,7 @@ def serve(control_fd: int, loader_fd: int, parent: int, preload: list[str]) -> N
         _import(module)
     gc.collect()
     _hand_down()
-    _Template(control_fd, loader_fd, Environment.apply).run()
+    _Template(control_fd, loader_fd, Environment.apply, importlib.invalidate_caches).run()
 
 
 def serve_heirs(control_fd: int, loader_fd: int, parent: int, heirlooms: list[Any]) -> NoReturn:
@@ -124,7 +124,7 @@ def serve_heirs(control_fd: int, loader_fd: int, parent: int, heirlooms: list[An
     inherit(heirlooms)
     # Not collected before: that would copy the memory of all objects.
     _hand_down()
-    _Template(control_fd, loader_fd, _take_allowance).run()
+    _Template(control_fd, loader_fd, _take_allowance, lambda: None).run()
 
 
 def _take_allowance(environment: Environment) -> None:
@@ -134,10 +134,16 @@ def _take_allowance(environment: Environment) -> None:
 
 class _Template:
     def __init__(
-        self, control_fd: int, loader_fd: int, settle_in: Callable[[Environment], None]
+        self,
+        control_fd: int,
+        loader_fd: int,
+        settle_in: Callable[[Environment], None],
+        look_again: Callable[[], None],
     ) -> None:
         #: What a child does with the loader's environment.
         self._settle_in = settle_in
+        #: Lets modules be found that were written since a loader was here, which an heir knows.
+        self._look_again = look_again
         for fd in (control_fd, loader_fd):
             os.set_inheritable(fd, False)
         self._control = socket.socket(fileno=control_fd)
@@ -190,7 +196,7 @@ class _Template:
         # The loader's limit may have changed, and here is where it counts.
         request.environment.allowance.apply_process_limit()
         # In the child this would copy the memory of each entry.
-        importlib.invalidate_caches()
+        self._look_again()
         status = os.dup(fds.status)
         try:
             pid = os.fork()
