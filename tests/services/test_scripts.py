@@ -296,16 +296,24 @@ def test_workers_load_and_resume_tensors_where_numpy_is_not_installed(tmp_path):
 #: With it no workers are forked from the program by default.
 A_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
+#: As the loop of a loader does that is just made, and imports what it is made of.
+IN_THE_MIDDLE = """
+import sys, threading, torch
+thread = threading.Thread(target=__import__, args=["halfway"], name="asyncloader loop", daemon=True)
+thread.start()
+while not hasattr(sys.modules.get("halfway"), "here"): pass
+"""
+
 EARLY = """
-import os, sys, time
+import sys
 {imports}
 from asyncloader import DataLoader2
+from asyncloader.workers.process.start import _in_spawner
 from tests.leaks import descendants
 
 loader = DataLoader2.from_dataset(range(8), batch_size=None, num_workers={workers})
-deadline = time.monotonic() + {seconds}
-while not descendants() and time.monotonic() < deadline:
-    time.sleep(0.01)
+# What the loader has asked for was done then.
+_in_spawner(int).result(60)
 print(len(descendants()))
 """
 
@@ -314,7 +322,7 @@ print(len(descendants()))
 @needs_template_with_imports
 def test_what_workers_are_forked_from_imports_torch_as_soon_as_there_is_a_loader(tmp_path):
     imports = "import torch\n" + A_THREAD
-    source = EARLY.format(imports=imports, workers=2, seconds=60) + textwrap.dedent(
+    source = EARLY.format(imports=imports, workers=2) + textwrap.dedent(
         """
         (template,) = descendants()
         with loader:
@@ -366,13 +374,15 @@ def test_torchvision_is_imported_once_for_all_workers_of_all_loaders(thread, imp
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("imports", "workers"),
-    [(f"import torch\n{A_THREAD}", 0), (A_THREAD, 2), ("import torch", 2)],
-    ids=["no workers", "no torch", "may be forked"],
+    [(f"import torch\n{A_THREAD}", 0), (A_THREAD, 2), ("import torch", 2), (IN_THE_MIDDLE, 2)],
+    ids=["no workers", "no torch", "may be forked", "will be"],
 )
 def test_a_loader_that_was_only_made_starts_no_process_that_is_not_needed(
     imports, workers, tmp_path
 ):
-    done = run_script(tmp_path, EARLY.format(imports=imports, workers=workers, seconds=0.5))
+    halfway = "import sys, threading\nsys.here = here = open(__file__)\nthreading.Event().wait()\n"
+    (tmp_path / "halfway.py").write_text(halfway)
+    done = run_script(tmp_path, EARLY.format(imports=imports, workers=workers))
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 

@@ -107,8 +107,16 @@ def _will_be_needed(caller: threading.Thread) -> bool:
     if CarefulHeritage.has_begun:
         # It takes milliseconds to look, and the next start will.
         return False
-    program = replace(program_now(), threads=threads_in_the_way(caller))
+    now = program_now()
+    # The loader's loop, which starts at this moment, imports what it is made of.
+    threads = [each for each in threads_in_the_way(caller) if not each.startswith(OUR_THREADS)]
+    files = [each for each in now.files if not each.endswith(_OF_MODULES)]
+    program = replace(now, threads=threads, files=files, imports=())
     return may_come_to_use_an_accelerator() or bool(why_not_fork(program))
+
+
+#: A file of these is open for as long as a module is imported.
+_OF_MODULES = (".py", ".pyc", ".so")
 
 
 def end_templates() -> None:
