@@ -182,6 +182,7 @@ class Ledger:
         if number not in self._begun:
             self._begun.add(number)
             self._look_at_capacity(call)
+            self._look_at_most_ahead(call)
 
     def tell_to_end(self, number: int, member: int) -> None:
         """Note that a call is told to end, and does not yet."""
@@ -224,6 +225,16 @@ class Ledger:
         unsettled = len(self._begun) - trained - (self._left_out().total() - self._left_out_before)
         if unsettled > capacity:
             self.say(f"{call} makes {unsettled} that are not settled, and {capacity} may be")
+
+    def _look_at_most_ahead(self, call: str) -> None:
+        """Note if more prompts are begun after one whose call runs than may be."""
+        most = self.plan.more["most_ahead"]
+        wanted = self.running - self._asking - self._told_to_end.keys()
+        waiting = {number for number, _ in wanted}.difference(self._handed_on)
+        if len(self._begun) > most and waiting:
+            oldest = min(waiting)
+            if (ahead := sum(each > oldest for each in self._begun)) >= most:
+                self.say(f"{call} is {ahead} ahead of {oldest}, and {most} may be")
 
     # Answers --------------------------------------------------------------------------------
 

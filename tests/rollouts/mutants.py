@@ -163,6 +163,11 @@ def at_the_read_head(place: Callable[[NumberingPass], Any]) -> Any:
     return lambda numbering: place(numbering) | numbering.source.place(numbering._next)
 
 
+def without_most_ahead(of: Callable[..., Admission]) -> Any:
+    """Forget how far an old prompt may fall behind."""
+    return classmethod(lambda cls, **settings: of(**(settings | {"most_ahead": 10**6})))
+
+
 def never(*_: Any) -> bool:
     """Say no."""
     return False
@@ -178,6 +183,7 @@ MUTANTS: dict[str, Broken] = {
     "one prompt more than may be begun": instead(Admission, "is_used_up", one_more),
     "no capacity": instead(Admission, "is_used_up", never),
     "the capacity forgets the window": around(Admission, "of", without_a_window),
+    "an old prompt falls behind without an end": around(Admission, "of", without_most_ahead),
     "nobody is woken after ack": instead(RolloutPass, "settled", without_a_wake),
     "a put-back prompt is lost": instead(Calls, "_put_back", nothing),
     "a put-back counts as an attempt": around(Calls, "_put_back", put_back_as_failed),
