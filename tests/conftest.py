@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--more`` and ``--whole``."""
-    more = "run the soaks, and other cases of the sweeps, three in twelve"
+    more = "run the soaks, and other cases of the sweeps, two in twelve"
     parser.addoption("--more", action="store_true", help=more)
     whole = "run the soaks, and the sweeps with all of their cases"
     parser.addoption("--whole", action="store_true", help=whole)
@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 #: Of the cases of a sweep, one in so many is run as a rule.
 ONE_IN = 12
 #: For each of them ``--more`` runs so many others.
-OTHERS = 3
+OTHERS = 2
 
 
 def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
