@@ -431,8 +431,12 @@ async def test_a_template_that_is_stopped_is_given_up() -> None:
     async with running("echo") as process:
         await settled(process)
     signal_templates(signal.SIGSTOP)
-    with pytest.raises(WorkerStartupError, match="worker 0"):
-        await start_process(plan("echo"), timeout=0.2)
+    try:
+        with pytest.raises(WorkerStartupError, match="worker 0"):
+            await start_process(plan("echo"), timeout=0.2)
+    finally:
+        # Those that import something else, and are of other tests.
+        signal_templates(signal.SIGCONT)
     async with running("echo") as process:
         await tell(process, b"again")
         assert await hear(process) == b"again"
