@@ -113,8 +113,22 @@ class CacheEntry:
             if partials or is_whole:
                 self._publish(partials, is_whole=is_whole)
         finally:
-            self._clean_up(partials, after_death=after_death)
+            for partial in partials.values():
+                _remove(partial)
+            if after_death:
+                self.remove_half_written(partials)
         return list(partials)
+
+    def remove_half_written(self, files: Iterable[str]) -> None:
+        """Remove what a maker that died has left beside the entry, whose files these are.
+
+        The caller holds the entry's lock.
+        """
+        prefix = partial_prefix(self.path)
+        for folder in {os.path.dirname(path) for path in (self.path, *files)}:
+            for name in os.listdir(folder or "."):
+                if name.startswith(prefix):
+                    _remove(os.path.join(folder, name))
 
     def _check_place(self, path: str) -> None:
         check_name(path)
@@ -194,16 +208,6 @@ class CacheEntry:
         now = max(time.time_ns(), self._rules.made_after)
         os.utime(partial, ns=(now, now))
         os.replace(partial, path)
-
-    def _clean_up(self, partials: Mapping[str, str], *, after_death: bool) -> None:
-        for partial in partials.values():
-            _remove(partial)
-        if after_death:
-            prefix = partial_prefix(self.path)
-            for folder in {os.path.dirname(path) for path in (self.path, *partials)}:
-                for name in os.listdir(folder or "."):
-                    if name.startswith(prefix):
-                        _remove(os.path.join(folder, name))
 
 
 def _is_there(path: str) -> bool:

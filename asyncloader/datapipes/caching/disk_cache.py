@@ -266,6 +266,9 @@ class DiskCachePass(PipePass[str]):
         with FileLock.acquire(entry.path, self.pipe.timeout) as lock:
             files = self._files_of(entry)
             if files is not None:
+                if lock.after_death:
+                    # Who made it may have died before that was done.
+                    entry.remove_half_written(files)
                 return files
             with (
                 self._scope(),

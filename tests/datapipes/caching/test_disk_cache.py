@@ -17,7 +17,7 @@ import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.adapters import CacheTimeout, InvalidateCache
-from asyncloader.datapipes.caching.own_files import FileLock
+from asyncloader.datapipes.caching.own_files import FileLock, partial_prefix
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.running import cursor_history
 from asyncloader.errors import ResourceExhausted
@@ -801,6 +801,32 @@ def test_whoever_waits_takes_what_was_made(recorder):
     Path(recorder.path(1)).write_bytes(b"made elsewhere")
     lock.close()
     waiting.join(10)
+    assert found == recorder.paths(1)
+    assert recorder.made == []
+    assert names_in(recorder.folder) == ["1.txt"]
+
+
+def test_whoever_waits_removes_what_is_left_by_one_who_died_when_it_was_made(recorder):
+    left = recorder.folder / f"{partial_prefix(recorder.path(1))}0.partial"
+    told, telling = os.pipe()
+    waits, waiting = os.pipe()
+    pid = os.fork()
+    if not pid:
+        FileLock.acquire(recorder.path(1), 0)
+        left.touch()
+        os.write(telling, b"!")
+        os.read(waits, 1)
+        Path(recorder.path(1)).write_bytes(b"made elsewhere")
+        os._exit(9)
+    os.read(told, 1)
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.extend(cache_of(recorder, [1])))
+    reader.start()
+    while not any("waits for" in thread.name for thread in threading.enumerate()):
+        assert reader.is_alive()
+    os.write(waiting, b"!")
+    os.waitpid(pid, 0)
+    reader.join(10)
     assert found == recorder.paths(1)
     assert recorder.made == []
     assert names_in(recorder.folder) == ["1.txt"]
