@@ -78,8 +78,8 @@ class FileLock:
     """The right to make a file, held from ``acquire`` to ``close``.
 
     It is a lock on one of the cache's own files. The kernel drops the lock with the process that
-    holds it, so that a waiting process takes over at once. What such a file says, and that there
-    is one, means nothing.
+    holds it, so that a waiting process takes over at once. That there is such a file only says that
+    one may have died with it, and what it says, which one.
     """
 
     def __init__(self, path: str, fd: int, *, after_death: bool) -> None:
@@ -108,8 +108,10 @@ class FileLock:
                     " CacheTimeout(seconds)"
                 )
             if _is_at(path, fd):
+                # Another may have had it between the making of the file and this.
+                after_death = not is_new or _is_signed(fd)
                 _sign(fd)
-                return cls(path, fd, after_death=not is_new)
+                return cls(path, fd, after_death=after_death)
             # Its holder is done with it and has taken it away.
             _give_up(path, fd)
 
@@ -258,6 +260,10 @@ def _sign(fd: int) -> None:
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)
             os.write(fd, str(os.getpid()).encode())
+
+
+def _is_signed(fd: int) -> bool:
+    return os.fstat(fd).st_size > 0
 
 
 def _maker(path: str) -> str:

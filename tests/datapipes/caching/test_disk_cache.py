@@ -17,6 +17,7 @@ import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.adapters import CacheTimeout, InvalidateCache
+from asyncloader.datapipes.caching import own_files
 from asyncloader.datapipes.caching.own_files import FileLock, partial_prefix
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.running import cursor_history
@@ -830,6 +831,26 @@ def test_whoever_waits_removes_what_is_left_by_one_who_died_when_it_was_made(rec
     assert found == recorder.paths(1)
     assert recorder.made == []
     assert names_in(recorder.folder) == ["1.txt"]
+
+
+def test_whoever_comes_too_late_for_a_lock_of_its_own_sees_who_died_with_it(recorder, monkeypatch):
+    open_lock = own_files._open_lock
+
+    def opened(path: str) -> tuple[int, bool]:
+        result = open_lock(path)
+        monkeypatch.undo()
+        pid = os.fork()
+        if not pid:
+            FileLock.acquire(recorder.path(1), 0)
+            os._exit(9)
+        os.waitpid(pid, 0)
+        return result
+
+    monkeypatch.setattr(own_files, "_open_lock", opened)
+    with FileLock.acquire(recorder.path(1), 0) as lock:
+        assert lock.after_death
+    with FileLock.acquire(recorder.path(1), 0) as lock:
+        assert not lock.after_death
 
 
 async def test_leaving_a_loader_ends_a_wait_for_a_promise(recorder):
