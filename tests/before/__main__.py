@@ -118,13 +118,17 @@ def compared(
                 except Exception as error:  # noqa: BLE001 - raised where the answers are read
                     done.put((subject, error))
 
-    for _ in range(children):
-        threading.Thread(target=work, daemon=True).start()
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(children)]
+    for thread in threads:
+        thread.start()
     for _ in subjects:
         subject, found = done.get()
         if isinstance(found, Exception) and not isinstance(found, Differs):
             raise found
         yield subject, found
+    # Whoever forks next refuses to beside a thread that is at its end.
+    for thread in threads:
+        thread.join()
 
 
 def shrunk(subject: Subject, against: Against, seconds: float) -> str:

@@ -75,13 +75,17 @@ def run(
         except Exception as error:  # noqa: BLE001 - raised where the reports are read
             reports.put(error)
 
-    for _ in range(children):
-        threading.Thread(target=work, daemon=True).start()
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(children)]
+    for thread in threads:
+        thread.start()
     for _ in all_seeds:
         report = reports.get()
         if isinstance(report, Exception):
             raise report
         yield report
+    # Whoever forks next refuses to beside a thread that is at its end.
+    for thread in threads:
+        thread.join()
 
 
 def shrunk(report: Report, seconds: float = 60.0, *, limit: float = WAY_SECONDS) -> Report:
