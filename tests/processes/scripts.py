@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.eyes import PROC
+from tests.eyes import PROC, facts_of, name_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,16 +60,22 @@ def run_script(
         try:
             stdout, stderr = process.communicate(timeout=limit - 1)
         except subprocess.TimeoutExpired:
-            _let_workers_say_where(process.pid)
+            states = _let_workers_say_where(process.pid)
             stdout, stderr = process.communicate(timeout=limit)
-            raise AssertionError(f"not at its end after {limit} s:\n{stderr}") from None
+            said = f"not at its end after {limit} s:\n{states}\n{stderr}"
+            raise AssertionError(said) from None
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def _let_workers_say_where(session: int) -> None:
-    """Let each process but the first of a session print its stack, and die."""
+def _let_workers_say_where(session: int) -> str:
+    """Let each process but the first of a session print its stack, and die; return their states."""
+    states = []
     for name in filter(str.isdigit, os.listdir(PROC)):
         pid = int(name)
         with contextlib.suppress(OSError):
-            if pid != session and os.getsid(pid) == session:
-                os.kill(pid, signal.SIGABRT)
+            if os.getsid(pid) == session:
+                where = Path(PROC, name, "wchan").read_text()
+                states.append(f"{pid} {name_of(pid)}: {facts_of(pid)[0]} in {where}")
+                if pid != session:
+                    os.kill(pid, signal.SIGABRT)
+    return "\n".join(states)
