@@ -121,14 +121,19 @@ def compared(
     threads = [threading.Thread(target=work, daemon=True) for _ in range(children)]
     for thread in threads:
         thread.start()
-    for _ in subjects:
-        subject, found = done.get()
-        if isinstance(found, Exception) and not isinstance(found, Differs):
-            raise found
-        yield subject, found
-    # Whoever forks next refuses to beside a thread that is at its end.
-    for thread in threads:
-        thread.join()
+    try:
+        for _ in subjects:
+            subject, found = done.get()
+            if isinstance(found, Exception) and not isinstance(found, Differs):
+                raise found
+            yield subject, found
+    finally:
+        # Whoever forks next refuses to beside a thread that is at its end.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                waiting.get_nowait()
+        for thread in threads:
+            thread.join()
 
 
 def shrunk(subject: Subject, against: Against, seconds: float) -> str:

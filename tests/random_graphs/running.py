@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
@@ -59,7 +59,7 @@ def run(
     *,
     children: int = 2,
     limit: float = WAY_SECONDS,
-) -> Iterator[Report]:
+) -> Generator[Report, None, None]:
     """Run the graphs of these seeds, several at a time, and yield what became of each."""
     waiting, reports = queue.SimpleQueue[int](), queue.SimpleQueue[Report | Exception]()
     all_seeds = list(seeds)
@@ -78,14 +78,19 @@ def run(
     threads = [threading.Thread(target=work, daemon=True) for _ in range(children)]
     for thread in threads:
         thread.start()
-    for _ in all_seeds:
-        report = reports.get()
-        if isinstance(report, Exception):
-            raise report
-        yield report
-    # Whoever forks next refuses to beside a thread that is at its end.
-    for thread in threads:
-        thread.join()
+    try:
+        for _ in all_seeds:
+            report = reports.get()
+            if isinstance(report, Exception):
+                raise report
+            yield report
+    finally:
+        # Whoever forks next refuses to beside a thread that is at its end.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                waiting.get_nowait()
+        for thread in threads:
+            thread.join()
 
 
 def shrunk(report: Report, seconds: float = 60.0, *, limit: float = WAY_SECONDS) -> Report:

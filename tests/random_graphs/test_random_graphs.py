@@ -5,9 +5,10 @@ More of them, in every way: ``python -m tests.random_graphs --count 2000``.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -45,12 +46,12 @@ KEEPS = Step("{0}.shuffle()", Effect.MIXED, (1,), (2,))
 
 
 @pytest.fixture(scope="module")
-def report_of(request: pytest.FixtureRequest) -> Callable[[int], Report]:
+def report_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Report]]:
     """What became of a graph. Those that are asked for run two at a time, while tests wait."""
     asked = [
         item for item in request.session.items if "report_of" in getattr(item, "fixturenames", ())
     ]
-    coming = run((item.callspec.params["seed"] for item in asked), some_ways)
+    seeds = (item.callspec.params["seed"] for item in asked)
     reports: dict[int, Report] = {}
 
     def report_of(seed: int) -> Report:
@@ -59,7 +60,8 @@ def report_of(request: pytest.FixtureRequest) -> Callable[[int], Report]:
             reports[report.seed] = report
         return reports[seed]
 
-    return report_of
+    with contextlib.closing(run(seeds, some_ways)) as coming:
+        yield report_of
 
 
 @pytest.mark.sweep
