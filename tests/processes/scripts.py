@@ -60,14 +60,14 @@ def run_script(
         try:
             stdout, stderr = process.communicate(timeout=limit - 1)
         except subprocess.TimeoutExpired:
-            states = _let_workers_say_where(process.pid)
+            states = let_others_say_where(process.pid)
             stdout, stderr = process.communicate(timeout=limit)
             said = f"not at its end after {limit} s:\n{states}\n{stderr}"
             raise AssertionError(said) from None
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def _let_workers_say_where(session: int) -> str:
+def let_others_say_where(session: int) -> str:
     """Let each process but the first of a session print its stack, and die; return their states."""
     states = []
     for name in filter(str.isdigit, os.listdir(PROC)):

@@ -16,7 +16,7 @@ import sys
 
 import pytest
 
-from tests.processes.scripts import ROOT
+from tests.processes.scripts import ROOT, let_others_say_where
 from tests.services.endings_of_ranks import ENDINGS
 
 SCRIPT = "tests.services.endings_of_ranks"
@@ -34,18 +34,26 @@ OTHERWISE = {
 
 
 def check_endings(kind: str, workers: int, size: int, names: list[str], limit: float = 280) -> None:
-    done = subprocess.run(
+    settings = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with subprocess.Popen(
         [sys.executable, "-m", SCRIPT, kind, str(workers), str(size), *names],
         cwd=ROOT,
-        env=os.environ
-        | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
+        env=os.environ | settings | {"PYTHONFAULTHANDLER": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=limit,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    endings = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [name for name, _, _ in endings] == names
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            # The script prints what its ranks say as they are made to end, and is at its own.
+            states = let_others_say_where(process.pid)
+            stdout, stderr = process.communicate()
+            raise AssertionError(f"{states}\n{stdout}\n{stderr}") from None
+    assert (process.returncode, stderr) == (0, "")
+    endings = [json.loads(line) for line in stdout.splitlines()]
+    assert [name for name, _, _ in endings] == names, stdout
     for name, codes, printed in endings:
         code, last = OTHERWISE.get(name, (0, ""))
         assert codes == [code] * size, (name, printed)
