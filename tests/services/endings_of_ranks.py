@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import ctypes
 import importlib
 import itertools
 import json
@@ -263,6 +264,9 @@ def be_a_rank(rank: int, size: int, folder: Path, kind: str, workers: int, name:
     model: Any = nn.Linear(1, 1)
     if kind == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
+        # torch 2.13 may hang where one is dropped right after a step: who drops it waits, with the
+        # GIL, for a thread of gloo's that waits for the GIL to drop what the step left.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(model))
     elif kind == "fsdp":
         from torch.distributed.fsdp import fully_shard
 
