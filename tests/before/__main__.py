@@ -57,6 +57,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200, help="how many random graphs")
     parser.add_argument("--first", type=int, help="the first one's seed; drawn, if not given")
     parser.add_argument("--without-samples", action="store_true", help="only random graphs")
+    parser.add_argument("--without-workers", action="store_true", help="only in this process")
     parser.add_argument("--states-may-change", action="store_true", help="only their rest counts")
     parser.add_argument("--forwards", action="store_true", help="load no new states in the old")
     parser.add_argument("--children", type=int, default=2, help="how many pairs at a time")
@@ -68,7 +69,10 @@ def main() -> int:
     print(
         f"{given.revision} and now: random graphs {first} to {first + given.count - 1}", flush=True
     )
-    subjects = [*(() if given.without_samples else of_samples()), *of_seeds(seeds)]
+    subjects = [
+        *(() if given.without_samples else of_samples()),
+        *of_seeds(seeds, without_workers=given.without_workers),
+    ]
     counts: Counter[str] = Counter()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="before-") as files:

@@ -36,11 +36,11 @@ class Subject:
         return comparison.counts
 
 
-def of_seeds(seeds: range) -> Iterator[Subject]:
+def of_seeds(seeds: range, *, without_workers: bool = False) -> Iterator[Subject]:
     """Yield each random graph in this process and in workers, whose number goes by turns."""
     for seed in seeds:
         recipe = drawn(seed)
-        for workers in (0, 1 + seed % 3):
+        for workers in (0,) if without_workers else (0, 1 + seed % 3):
             yield Subject(seed, str(recipe), Way(workers, AHEAD[seed // 3 % 3]), recipe)
 
 
