@@ -488,7 +488,7 @@ if __name__ == "__main__":
 def test_a_script_checks_a_pipe_of_its_own_without_a_test_framework(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = run_script_forked(tmp_path, script, limit=60, imported=())
+    done = run_script_forked(tmp_path, script, limit=240, imported=())
     assert done.returncode == 0, done.stderr
 
 

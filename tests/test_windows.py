@@ -65,7 +65,7 @@ print(type(loader.reading_service).__name__, sum(loader))
 
 @pytest.mark.soak
 def test_every_pipe_works_here_and_in_threads_but_caches_on_disk(tmp_path: Path) -> None:
-    done = run_script(tmp_path, RUN_SAMPLES, limit=100)
+    done = run_script(tmp_path, RUN_SAMPLES)
     assert done.returncode == 0, done.stderr
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert len(found) > 80

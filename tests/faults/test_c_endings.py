@@ -56,7 +56,7 @@ SYNC = {"then": "pass", "call": "main_sync()"}
 
 
 def started(folder: Path, work: str, how: dict[str, str]):
-    return running_script(folder, SCRIPT.format(work=work, **how), limit=60)
+    return running_script(folder, SCRIPT.format(work=work, **how))
 
 
 def family_of(pid: int) -> dict[Seen, str]:

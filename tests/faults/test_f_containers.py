@@ -91,6 +91,6 @@ def test_f1_tensors_need_no_dev_shm_under_any_start_method(place, tmp_path):
         pytest.skip(f"needs a mount of its own: {refusal()}")
     folder = tmp_path / "dev"
     folder.mkdir()
-    done = run_script(tmp_path, SCRIPT, PLACES[place] + "\n", str(folder), limit=100)
+    done = run_script(tmp_path, SCRIPT, PLACES[place] + "\n", str(folder))
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout == f"{FOUND[place]}\n"

@@ -40,7 +40,7 @@ def start_script(folder: Path, source: str, *arguments: str, limit: float) -> su
 
 @contextlib.contextmanager
 def running_script(
-    folder: Path, source: str, *arguments: str, limit: float = 90.0
+    folder: Path, source: str, *arguments: str, limit: float = 240.0
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a script for the length of the block; its whole group is killed at the end."""
     process = start_script(folder, source, *arguments, limit=limit)
@@ -53,7 +53,7 @@ def running_script(
 
 
 def run_script(
-    folder: Path, source: str, *arguments: str, limit: float = 90.0
+    folder: Path, source: str, *arguments: str, limit: float = 240.0
 ) -> subprocess.CompletedProcess[str]:
     """Run a script to its end."""
     with running_script(folder, source, *arguments, limit=limit) as process:

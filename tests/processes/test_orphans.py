@@ -33,7 +33,7 @@ START = """
     async def start_busy(states):
         processes = []
         for state in states:
-            process = await start_process(plan("be_busy", state), method=method, timeout=60)
+            process = await start_process(plan("be_busy", state), method=method, timeout=200)
             process.sock.setblocking(False)
             assert await asyncio.get_running_loop().sock_recv(process.sock, 1) == b"b"
             processes.append(process)
@@ -172,7 +172,7 @@ def test_ctrl_c_while_starting_is_silent_in_the_children(tmp_path: Path) -> None
 def test_an_unguarded_script_runs_once(method: str | None, tmp_path: Path) -> None:
     body = """
     async def main():
-        process = await start_process(plan("describe"), method=method, timeout=60)
+        process = await start_process(plan("describe"), method=method, timeout=200)
         process.sock.setblocking(False)
         found = await asyncio.get_running_loop().sock_recv(process.sock, 1 << 16)
         await close_processes([process], grace=0)
@@ -193,7 +193,7 @@ def test_torch_is_in_a_child_when_it_is_in_the_loader(tmp_path: Path) -> None:
     body = """
     async def start():
         begin = time.perf_counter()
-        process = await start_process(plan("describe"), method=method, timeout=60)
+        process = await start_process(plan("describe"), method=method, timeout=200)
         process.sock.setblocking(False)
         found = await asyncio.get_running_loop().sock_recv(process.sock, 1 << 16)
         await close_processes([process], grace=0)
@@ -205,7 +205,7 @@ def test_torch_is_in_a_child_when_it_is_in_the_loader(tmp_path: Path) -> None:
     asyncio.run(start())
     asyncio.run(start())
     """
-    done = run_script(tmp_path, guarded(None, body), "None", limit=100)
+    done = run_script(tmp_path, guarded(None, body), "None")
     lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("to ")]
     assert [line[0] for line in lines] == ["False", "False", "True", "True"], done.stderr
     kinds = ["first", "warm", "first with torch", "warm with torch"]
@@ -218,7 +218,7 @@ def test_a_forked_copy_of_the_loader_starts_its_own_children(tmp_path: Path) -> 
     import os, warnings
 
     async def echo():
-        process = await start_process(plan("echo"), method=method, timeout=60)
+        process = await start_process(plan("echo"), method=method, timeout=200)
         process.sock.setblocking(False)
         await asyncio.get_running_loop().sock_sendall(process.sock, b"x")
         assert await asyncio.get_running_loop().sock_recv(process.sock, 1) == b"x"
@@ -252,7 +252,7 @@ def test_too_few_descriptors_are_a_startup_error_that_harms_nobody(
         assert await asyncio.get_running_loop().sock_recv(process.sock, 1) == b"x"
 
     async def start():
-        return await start_process(plan("echo"), method=method, timeout=60)
+        return await start_process(plan("echo"), method=method, timeout=200)
 
     async def main():
         processes = [await start()]
@@ -292,7 +292,7 @@ def test_a_loader_that_refuses_sigchld_gets_exit_codes_from_whoever_forks(
     signal.{refusal}
 
     async def main():
-        process = await start_process(plan("leave", "exit", 3), method=method, timeout=60)
+        process = await start_process(plan("leave", "exit", 3), method=method, timeout=200)
         process.sock.sendall(b"!")
         print(await process.wait())
 
@@ -309,7 +309,7 @@ def test_children_have_the_cpus_nice_value_and_limits_of_their_loader_now(tmp_pa
     from asyncloader import system
 
     async def hear(method):
-        process = await start_process(plan("tell_allotment"), method=method, timeout=60)
+        process = await start_process(plan("tell_allotment"), method=method, timeout=200)
         process.sock.setblocking(False)
         heard = await asyncio.get_running_loop().sock_recv(process.sock, 1000)
         await close_processes([process], grace=0)
@@ -347,7 +347,7 @@ def test_an_interpreter_exits_while_a_thread_starts_children(
 
     async def start_for_ever():
         while True:
-            process = await start_process(plan("echo"), method=method, timeout=60)
+            process = await start_process(plan("echo"), method=method, timeout=200)
             begun.set()
             await close_processes([process], grace=0)
 

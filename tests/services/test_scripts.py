@@ -215,7 +215,7 @@ def test_modules_imported_late_by_a_worker_are_seeded_and_settled(tmp_path):
     assert len({number for roll in rolls for number in roll}) == 32, rolls
     assert [roll[2:] for roll in first] == [(1, 0), (1, 1)] * 2, first
     """
-    done = run_script(tmp_path, source, limit=60)
+    done = run_script(tmp_path, source)
     assert (done.returncode, done.stderr) == (0, "")
 
 
