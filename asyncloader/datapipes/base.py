@@ -205,6 +205,9 @@ class DataPipe:
     #: Whether this pipe replaces pipes that run in another process.
     is_stand_in: ClassVar[bool] = False
 
+    #: Whose time is spent in a pipe that only keeps books: its "source"'s or its "reader"'s.
+    times_with: ClassVar[str] = ""
+
     #: Whether the source is read in a thread of the pipe's own, further than its reader asked.
     reads_ahead: ClassVar[bool] = False
 

@@ -30,6 +30,7 @@ class Fresh(Stage):
 
     # It stands for a pipe of this process, which stats show.
     is_stand_in = False
+    times_with = ""
 
     def __init__(
         self,

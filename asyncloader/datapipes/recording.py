@@ -86,6 +86,7 @@ class Stage(IterDataPipe[Any]):
     """A pipe that a section is made with. It says what it makes of each item, or of all."""
 
     is_stand_in = True
+    times_with = "source"
 
     makes_again = False
 
@@ -165,6 +166,8 @@ _IN_WORKER = -1
 
 class Numbering(Stage):
     """The beginning of the section that ``first`` begins: it gives each item its number."""
+
+    times_with = "reader"
 
     def __init__(self, source: Any, first: Any) -> None:
         super().__init__(source)
@@ -311,6 +314,8 @@ def joined(keys: Iterable[Key]) -> Key:
 
 class Around(Stage):
     """A stage that runs another pipe on what is in the numbered items."""
+
+    times_with = ""
 
     def __init__(self, pipe: Any) -> None:
         super().__init__(pipe.source)

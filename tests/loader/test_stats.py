@@ -633,6 +633,20 @@ DEALT = stage("FromDispatcher()", 0.7, "workers")
 DEALER = WorkerStats(is_dispatcher=True, working=10.0)
 
 
+def test_what_is_not_repeated_takes_no_stages_of_its_own(often):
+    graph = IterableWrapper(range(100_000)).map(abs, repeatable=False).batch(500)
+    with DataLoader2(graph) as loader:
+        assert len(list(loader)) == 200
+        stats = loader.stats()
+    assert [(stage.name, stage.items) for stage in stats.stages] == [
+        ("IterableWrapper()", 100_000),
+        ("map(abs, repeatable=False)", 100_000),
+        ("batch(500)", 200),
+    ]
+    # Some of the time is that of its books.
+    assert sum(stage.seconds for stage in stats.stages) > 0
+
+
 def test_the_processes_of_one_node_stand_together():
     workers = tuple(
         WorkerStats(name=f"worker {number}", pid=number, node=node)

@@ -208,6 +208,11 @@ def stands_in(pipe: Any) -> bool:
     return bool(getattr(pipe, "is_stand_in", False))
 
 
+def times_with(pipe: Any) -> str:
+    """Return whose time a pipe's is, its "source"'s or its "reader"'s, or "" for its own."""
+    return str(getattr(pipe, "times_with", ""))
+
+
 def stands_in_for_dealt(pipe: Any) -> bool:
     """Whether a pipe replaces one that deals items to workers."""
     return bool(getattr(pipe, "is_dealt", False))

@@ -24,7 +24,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from asyncloader.datapipes.running.cursors import number_of
-from asyncloader.datapipes.running.traits import stands_in
+from asyncloader.datapipes.running.traits import stands_in, times_with
 from asyncloader.datapipes.running.watch.frames import (
     OUTSIDE,
     CodeOwners,
@@ -128,14 +128,15 @@ class Watching:
 
         ``yielded`` has the numbers of items that the caller knows, by the pipes' ids.
         """
-        pipes, seconds = self.pipes, self.seconds()
+        pipes = self.pipes
+        seconds = _with_books(pipes, self.seconds())
         names = {id(pipe): _name_of(pipe) for pipe in pipes}
         tallies = []
         for place, pipe in enumerate(pipes):
             # A stand-in for pipes that run elsewhere matters only where a thread waits for it.
             if not seconds[place] and stands_in(pipe):
                 continue
-            source = names.get(id(attribute(pipe, "source")))
+            source = names.get(id(_source_of(pipe)))
             running = None if self._tree is None else self._tree.latest_pass(pipe)
             taken, made, follows, errors = NO_COUNTS if running is None else running.counts()
             held, room = (0, 0) if running is None else running.fullness()
@@ -497,6 +498,28 @@ in_forked_child(SAMPLER.forget_parent)
 
 #: What watches the threads of a graph that no loader runs: nothing.
 NOT_WATCHED = Watching(Watched(Sampler.watch.__code__))
+
+
+def _source_of(pipe: Any) -> Any:
+    """Return the pipe that another reads, past those that only keep books."""
+    source = attribute(pipe, "source")
+    while times_with(source):
+        source = attribute(source, "source")
+    return source
+
+
+def _with_books(pipes: Sequence[Any], seconds: Counter[int]) -> Counter[int]:
+    """Return the seconds in which those of pipes that only keep books are of others."""
+    places = {id(pipe): place for place, pipe in enumerate(pipes) if not times_with(pipe)}
+    readers = {id(_source_of(pipes[place])): place for place in places.values()}
+    for place, pipe in enumerate(pipes):
+        if whose := times_with(pipe):
+            beside = _source_of(pipe)
+            of = (places if whose == "source" else readers).get(id(beside))
+            kept = seconds.pop(place, 0)
+            if of is not None:
+                seconds[of] += kept
+    return seconds
 
 
 #: The number of items that nobody counts.
