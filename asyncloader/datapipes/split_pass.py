@@ -66,39 +66,71 @@ class Branching(Fields):
 
 
 def _branches_above(cursors: Cursors) -> Cursors:
-    """Return cursors of branches that other splitters' sources read, least advanced of each.
+    """Return the cursors of the branches that other splitters' sources read.
 
-    Where several splitters read one splitter's branches, the first that draws would otherwise
-    begin it without knowing where the others are.
+    They are where those splitters begin: the first that draws would otherwise begin another one
+    without knowing where the others are.
     """
-    of_splitters: dict[int, list[Cursor]] = {}
-    _put_branches(cursors, of_splitters)
+    own_of: dict[int, dict[int, Cursor]] = {}
+    _put_branches(cursors, own_of)
     found: Cursors = {}
-    for own in of_splitters.values():
-        known = {index for each in own for index in (each["index"], *each["gone"])}
-        if len(known) < len(own[0]["given"]):
-            # This splitter begins at the beginning.
+    while own_of:
+        # One that another reads is told by that one where it is.
+        told_later = set().union(*map(_splitters_above, own_of.values()))
+        first = next((number for number in own_of if number not in told_later), None)
+        if first is None:
+            break  # splitters do not read each other: the state is damaged
+        own = own_of.pop(first)
+        index = _who_begins({index: each["taken"] for index, each in own.items()}, _present(own))
+        if index is None:
             continue
-        for number, branch in (pair for each in own for pair in each["above"]):
-            if "splitter" in branch:
-                found[number] = min(found.get(number, branch), branch, key=_yielded)
-        # One that is not known everywhere is at its beginning where it is not.
-        for each in own:
-            if each["taken"]:
-                found = {number: found[number] for number in found if number in dict(each["above"])}
+        told = {number: each for number, each in own[index]["above"] if "splitter" in each}
+        found |= told
+        _put_branches(told, own_of)
     return found
 
 
-def _put_branches(cursors: Cursors, into: dict[int, list[Cursor]]) -> None:
-    """Add all branches' cursors, also those inside others, by the numbers of their splitters."""
+def _put_branches(cursors: Cursors, into: dict[int, dict[int, Cursor]]) -> None:
+    """Sort branches' cursors by the numbers of their splitters and their indices."""
     for cursor in cursors.values():
         if "splitter" in cursor:
-            into.setdefault(cursor["splitter"], []).append(cursor)
-            _put_branches(dict(cursor["above"]), into)
+            into.setdefault(cursor["splitter"], {})[cursor["index"]] = cursor
 
 
-def _yielded(cursor: Cursor) -> int:
-    return int(cursor["yielded"])
+def _splitters_above(own: dict[int, Cursor]) -> set[int]:
+    """Return the numbers of the splitters that the source of one reads, directly or not."""
+    found: set[int] = set()
+    waiting = [*own.values()]
+    while waiting:
+        for _, cursor in waiting.pop()["above"]:
+            if "splitter" in cursor:
+                found.add(cursor["splitter"])
+                waiting.append(cursor)
+    return found
+
+
+def _present(own: dict[int, Cursor]) -> set[int]:
+    """Return the branches that get items where a splitter resumes, given their cursors."""
+    count = len(next(iter(own.values()))["given"])
+    return set(range(count)) - _gone_in(own)
+
+
+def _gone_in(own: dict[int, Cursor]) -> set[int]:
+    """Return the branches that had left, and whose readers knew it."""
+    gone = {index for cursor in own.values() for index in cursor["gone"]} - own.keys()
+    return gone | {index for index, cursor in own.items() if index in cursor["left"]}
+
+
+def _who_begins(taken: dict[int, int], present: set[int]) -> int | None:
+    """Return the branch whose start is the latest that no branch is behind; None for the beginning.
+
+    A branch that had finished is behind nothing, even if it joined again.
+    """
+    if not present <= taken.keys():
+        return None
+    if present:
+        return min(present, key=taken.__getitem__)
+    return max(taken, key=taken.__getitem__, default=None)
 
 
 @dataclass(frozen=True)
@@ -108,10 +140,6 @@ class SplitStart:
     taken: int
     given: tuple[int, ...]
     cursors: Cursors
-
-
-def _taken(start: SplitStart) -> int:
-    return start.taken
 
 
 class BranchLife(Enum):
@@ -275,8 +303,10 @@ class SplitPass(Pass[T]):
                         " the pipe that reads it; the state is damaged, load another one"
                     )
                 return position - self._wanted_from[index]
-            self._believe(self._cursors_in(cursors))
-            self._others |= _branches_above(cursors)
+            # A reader that is behind another splitter has its place in the cursors of that one.
+            above = _branches_above(cursors)
+            self._believe(self._cursors_in(above | cursors))
+            self._others |= above
             self._others |= {place: each for place, each in cursors.items() if "splitter" in each}
             self._wanted_from[index] = position
             self._settled.add(index)
@@ -295,8 +325,7 @@ class SplitPass(Pass[T]):
         is trusted about its own branch. A branch that left ahead of its reader joins again.
         """
         left = {index for cursor in cursors.values() for index in cursor["left"]}
-        gone = {index for cursor in cursors.values() for index in cursor["gone"]} - cursors.keys()
-        gone |= {index for index in left & cursors.keys() if index in cursors[index]["left"]}
+        gone = _gone_in(cursors)
         for index in left | gone:
             if self._lives[index].has_begun:
                 continue
@@ -386,13 +415,10 @@ class SplitPass(Pass[T]):
 
     def _first_start(self) -> SplitStart:
         """Return the latest start that no branch is behind."""
-        # A branch that had finished is behind nothing, even if it joined again.
         present = set(range(self.split.num_instances)) - self._left() - self._gone
-        if not present <= self._expected.keys():
-            return self._starts[0]
-        if not present:
-            return max(self._expected.values(), key=_taken, default=self._starts[0])
-        return min((self._expected[index] for index in present), key=_taken)
+        taken = {index: start.taken for index, start in self._expected.items()}
+        index = _who_begins(taken, present)
+        return self._starts[0] if index is None else self._expected[index]
 
     def _note_start(self) -> None:
         begun = thread_time()

@@ -13,6 +13,7 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
+from asyncloader.datapipes.running import cursor_history
 from asyncloader.waiting import Stopped
 from tests.samples import Numbers, double, is_odd, with_key
 from tests.steps import check_rest, loader_from, states_at_every_step
@@ -148,12 +149,45 @@ def dealt_and_taken_apart_twice() -> Any:
     return second.zip_longest(right.zip_longest(first))
 
 
+def dealt_and_sorted_behind_its_half() -> Any:
+    dealt = IterableWrapper(range(24)).sharding_round_robin_dispatch(
+        SHARDING_PRIORITIES.MULTIPROCESSING
+    )
+    left, right = dealt.map(with_key).unzip(2)
+    odd, even = right.demux(2, lambda number: number % 2)
+    return left.batch(2).mux(even.zip(odd))
+
+
+def dealt_and_forked_behind_its_half() -> Any:
+    dealt = IterableWrapper(range(24)).sharding_round_robin_dispatch(
+        SHARDING_PRIORITIES.MULTIPROCESSING
+    )
+    left, right = dealt.map(with_key).unzip(2)
+    first, second = left.fork(2)
+    return right.zip_longest(second).mux(first)
+
+
+def note_places_at_every_item(pipe: Any, info: Any) -> Any:
+    cursor_history._SHARE = 0
+    return pipe
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_was_dealt_to_a_splitter_behind_a_splitter_goes_on(workers):
+@pytest.mark.parametrize(
+    "make",
+    [
+        dealt_and_taken_apart_twice,
+        dealt_and_sorted_behind_its_half,
+        dealt_and_forked_behind_its_half,
+    ],
+)
+def test_what_was_dealt_to_a_splitter_behind_a_splitter_goes_on(make, workers):
     def loader(state: Any = None) -> DataLoader2[Any]:
-        service = MultiProcessingReadingService(workers, worker_prefetch_cnt=0)
-        return loader_from(dealt_and_taken_apart_twice(), service, state)
+        service = MultiProcessingReadingService(
+            workers, worker_prefetch_cnt=0, worker_init_fn=note_places_at_every_item
+        )
+        return loader_from(make(), service, state)
 
     with loader() as undisturbed:
         epochs = [list(iter(undisturbed)) for _ in range(3)]
