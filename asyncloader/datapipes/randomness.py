@@ -1,18 +1,20 @@
 """The seeds of random pipes, and what is drawn from them.
 
-This file is about ``set_seed``, ``set_shuffle`` and ``fractions``. A seed is for the next pass;
-a pass without a seed draws its own.
+This file is about ``set_seed``, ``set_shuffle`` and ``fractions``, and about the seeds of several
+pipes. A seed is for the next pass; a pass without a seed draws its own.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, count, islice, repeat, starmap
 from random import Random
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from asyncloader.datapipes.running.cursor_forms import COUNT, SEED, list_of, row
+from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.seeds import SeedStream, checked_seed, entropy
 
 # The seed of the next pass is this far along the stream of the present pass's seed.
@@ -82,6 +84,30 @@ class Seeded:
     def seed_to_come(self) -> int | None:
         """Return the seed of the next pass, or None if none was ever set."""
         return self._seed
+
+
+#: The seeds of pipes, by their numbers.
+Seeds = dict[int | None, int]
+
+SeedPairs = Annotated[list[Any], list_of(row(COUNT, SEED))]
+
+
+def seeds_to_come(pipes: Iterable[Seeded]) -> Seeds:
+    """Return the seeds that the next passes of these pipes will have."""
+    seeds = [(number_of(pipe), pipe.seed_to_come()) for pipe in pipes]
+    return {number: seed for number, seed in seeds if number is not None and seed is not None}
+
+
+def set_seeds(pipes: Iterable[Seeded], seeds: Seeds) -> None:
+    for pipe in pipes:
+        seed = seeds.get(number_of(pipe))
+        if seed is not None:
+            pipe.set_seed(seed)
+
+
+def in_pairs(seeds: Seeds) -> list[Any]:
+    """Return them as they are in a state."""
+    return [[number, seed] for number, seed in seeds.items() if number is not None]
 
 
 class Shuffling(Seeded):

@@ -16,16 +16,19 @@ from asyncloader.datapipes.base import MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.edges import EndedBranches, edges_of, pipes_from
 from asyncloader.datapipes.patterns import Pipe, PipePass
-from asyncloader.datapipes.randomness import Seeded
+from asyncloader.datapipes.randomness import (
+    Seeded,
+    SeedPairs,
+    Seeds,
+    in_pairs,
+    seeds_to_come,
+    set_seeds,
+)
 from asyncloader.datapipes.running.cursor_forms import (
-    COUNT,
     MOST,
-    SEED,
     Of,
     State,
     at_most,
-    list_of,
-    row,
     whole,
 )
 from asyncloader.datapipes.running.cursors import Cursors, number_of
@@ -35,12 +38,6 @@ from asyncloader.datapipes.sources import iterable_source, iterable_sources, key
 from asyncloader.datapipes.splitting import Branch
 
 T = TypeVar("T")
-
-
-#: The seeds of pipes, by their numbers.
-Seeds = dict[int | None, int]
-
-SeedPairs = Annotated[list[Any], list_of(row(COUNT, SEED))]
 
 
 class InRound(State):
@@ -249,14 +246,14 @@ class RoundSeeds:
         self._seeds: Seeds = dict(state.seeds)
         self._following: Seeds = dict(state.following)
         # At once: others that read the same pipes may begin before the first item is wanted.
-        self._set_seeds(self._seeds)
+        set_seeds(self._seeded, self._seeds)
         state._rounds = self
 
     def fill(self, state: InRound) -> None:
         """Write the seeds of this round and of the next into a state."""
-        state.seeds = [[number, seed] for number, seed in self._seeds.items() if number is not None]
-        following = {**self._seeds_to_come(), **self._instead_of_unused()}.items()
-        state.following = [[number, seed] for number, seed in following if number is not None]
+        state.seeds = in_pairs(self._seeds)
+        following = {**seeds_to_come(self._seeded), **self._instead_of_unused()}
+        state.following = in_pairs(following)
 
     def differ_by_share(self) -> bool:
         """Whether a round may have other shares than one before: an order is drawn and divided."""
@@ -271,7 +268,7 @@ class RoundSeeds:
         """Begin the next round."""
         # A pipe that had ended where this pass resumed may still have a start: it begins anew.
         self._tree.forget_starts(self._pipes)
-        self._set_seeds(self._instead_of_unused())
+        set_seeds(self._seeded, self._instead_of_unused())
         self._following = {}
         self._settle()
 
@@ -280,12 +277,12 @@ class RoundSeeds:
 
         Those had ended where this pass resumed, or have not begun yet.
         """
-        unused = self._seeds.items() & self._seeds_to_come().items()
+        unused = self._seeds.items() & seeds_to_come(self._seeded).items()
         return {number: self._following.get(number, seed) for number, seed in unused}
 
     def _settle(self) -> None:
         # For all pipes, also those that begin late in the round or not at all.
-        self._seeds = {**self._seeds_to_come(), **self._seeds_under_way()}
+        self._seeds = {**seeds_to_come(self._seeded), **self._seeds_under_way()}
 
     def _seeds_under_way(self) -> Seeds:
         """Return the seeds of running passes that the first round joins through a branch."""
@@ -295,16 +292,6 @@ class RoundSeeds:
         above = {id(each) for pipe in joining for each in pipes_from(pipe)}
         passes = [(pipe, tree.latest_pass(pipe)) for pipe in self._seeded if id(pipe) in above]
         return {number_of(pipe): begun.state.seed for pipe, begun in passes if begun is not None}
-
-    def _seeds_to_come(self) -> Seeds:
-        seeds = [(number_of(pipe), pipe.seed_to_come()) for pipe in self._seeded]
-        return {number: seed for number, seed in seeds if number is not None and seed is not None}
-
-    def _set_seeds(self, seeds: Seeds) -> None:
-        for pipe in self._seeded:
-            seed = seeds.get(number_of(pipe))
-            if seed is not None:
-                pipe.set_seed(seed)
 
 
 def _read_again(sources: Sequence[Any]) -> list[Any]:

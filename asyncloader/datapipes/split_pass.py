@@ -15,7 +15,15 @@ from time import thread_time
 from typing import Annotated, Any, TypeVar
 
 from asyncloader.datapipes.call import calling
-from asyncloader.datapipes.edges import beginning
+from asyncloader.datapipes.edges import beginning, pipes_from
+from asyncloader.datapipes.randomness import (
+    Seeded,
+    SeedPairs,
+    Seeds,
+    in_pairs,
+    seeds_to_come,
+    set_seeds,
+)
 from asyncloader.datapipes.running.bridge import draw_for_all
 from asyncloader.datapipes.running.cursor_forms import (
     COUNT,
@@ -59,6 +67,8 @@ class Branching(Fields):
     taken: Count
     given: Annotated[list[int], Of(lambda branch: each_of(branch.source.num_instances, COUNT))]
     above: Annotated[list[Any], cursors]
+    #: In a later pass of an epoch: the seeds of what the splitter reads, up to other splitters.
+    seeds: SeedPairs | None = None
 
     def check(self, pipe: Any) -> Iterator[str]:
         if max(self.given) > self.taken:
@@ -191,6 +201,9 @@ class SplitPass(Pass[T]):
         self.split = split = edge.pipe
         #: Branches that have begun in earlier passes of the same epoch.
         self._begun_before = set() if before is None else before.begun()
+        #: In a later pass of the epoch: the seeds of what it reads, up to other splitters.
+        self._seeds: Seeds = {}
+        self._is_later = before is not None
         #: Branches of which it is known that they may begin a new pass.
         self.may_begin_again: set[int] = set() if before is None else before.may_begin_again
         self.taken = 0
@@ -277,7 +290,7 @@ class SplitPass(Pass[T]):
         with self._drawing:
             start = self._latest_start()
             left = self._left()
-            return vars(
+            cursor = vars(
                 Branching(
                     splitter=number_of(self.split),
                     index=index,
@@ -289,6 +302,11 @@ class SplitPass(Pass[T]):
                     above=[[number, cursor] for number, cursor in start.cursors.items()],
                 )
             )
+            if self._seeds:
+                cursor["seeds"] = in_pairs(self._seeds)
+            else:
+                del cursor["seeds"]
+            return cursor
 
     def expect(self, index: int, position: int, cursors: Cursors) -> int:
         """Resume a branch after ``position`` items; return how many it must drop itself."""
@@ -334,6 +352,8 @@ class SplitPass(Pass[T]):
                 self._lives[index] = GONE
                 self._gone.add(index)
                 self.queues[index] = _nobodys_queue()
+        for cursor in cursors.values():
+            self._seeds |= dict(cursor.get("seeds", ()))
         for index in cursors.keys() - self._expected.keys():
             cursor = cursors[index]
             above = dict(cursor["above"])
@@ -406,12 +426,22 @@ class SplitPass(Pass[T]):
         start = self._first_start()
         self._starts = deque([start])
         self._is_drawing = True
+        self._begin_seeds()
         self.taken, self.given = start.taken, list(start.given)
         if start.taken or start.cursors or self._others:
             # A splitter in the source resumes at the slowest of all its branches; this start
             # knows only those that this source reads.
             self.source.resume(start.taken, self._others | start.cursors)
         return self.source.begin()
+
+    def _begin_seeds(self) -> None:
+        """Let what is read in a later pass of an epoch draw as it did, or note how it will."""
+        above = pipes_from(self.split.source, to_splitters=True)
+        seeded = [pipe for pipe in above if isinstance(pipe, Seeded)]
+        if self._seeds:
+            set_seeds(seeded, self._seeds)
+        elif self._is_later:
+            self._seeds = seeds_to_come(seeded)
 
     def _first_start(self) -> SplitStart:
         """Return the latest start that no branch is behind."""

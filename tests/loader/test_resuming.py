@@ -232,6 +232,51 @@ def test_branches_of_branches_that_are_read_one_after_the_other_go_on(monkeypatc
         assert rest == expected[step:], step
 
 
+def of_a_later_pass_beside_what_lags(keys: Any) -> Any:
+    even, odd = keys.shuffle().prefetch(2).demux(2, is_odd)
+    return even.cycle(2).concat(odd.prefetch(2))
+
+
+def of_a_later_pass_in_rounds(keys: Any) -> Any:
+    even, odd = keys.shuffle().prefetch(2).demux(2, is_odd)
+    return even.cycle(2).concat(odd.shuffle()).cycle(3)
+
+
+def of_a_later_pass_of_a_users_pipe(keys: Any) -> Any:
+    even, odd = keys.shuffle().prefetch(1).demux(2, is_odd)
+    return TwoPasses(even).concat(odd)
+
+
+class TwoPasses(IterDataPipe[Any]):
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        yield from self.source
+        yield from self.source
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        of_a_later_pass_beside_what_lags,
+        of_a_later_pass_in_rounds,
+        of_a_later_pass_of_a_users_pipe,
+    ],
+)
+def test_a_branch_of_a_later_pass_goes_on_in_the_order_of_that_pass(make, monkeypatch):
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
+    monkeypatch.setattr(exchange, "GROUP_SECONDS", 0.0)
+
+    def graph() -> Any:
+        return make(mp.SequenceWrapper(range(8)))
+
+    states = states_at_every_step(loader_from(graph()))
+    (expected,) = resumed(graph(), states[0], 1)
+    for step, state in enumerate(states[:-1]):
+        assert resumed(graph(), state, 1) == [expected[step:]], step
+
+
 def three_unseeded_epochs() -> tuple[list[list[Any]], list[tuple[int, int, Any]]]:
     """Return the epochs of a loader without a seed, and its states, each with where it was."""
     epochs: list[list[Any]] = [[], [], []]
