@@ -92,6 +92,10 @@ Seeds = dict[int | None, int]
 SeedPairs = Annotated[list[Any], list_of(row(COUNT, SEED))]
 
 
+def seeded_in(pipes: Iterable[Any]) -> list[Seeded]:
+    return [pipe for pipe in pipes if isinstance(pipe, Seeded)]
+
+
 def seeds_to_come(pipes: Iterable[Seeded]) -> Seeds:
     """Return the seeds that the next passes of these pipes will have."""
     seeds = [(number_of(pipe), pipe.seed_to_come()) for pipe in pipes]

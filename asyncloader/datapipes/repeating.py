@@ -17,10 +17,10 @@ from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.edges import EndedBranches, edges_of, pipes_from
 from asyncloader.datapipes.patterns import Pipe, PipePass
 from asyncloader.datapipes.randomness import (
-    Seeded,
     SeedPairs,
     Seeds,
     in_pairs,
+    seeded_in,
     seeds_to_come,
     set_seeds,
 )
@@ -31,10 +31,11 @@ from asyncloader.datapipes.running.cursor_forms import (
     at_most,
     whole,
 )
-from asyncloader.datapipes.running.cursors import Cursors, number_of
+from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.datapipes.running.traits import draws, keeps_one_of_several
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
+from asyncloader.datapipes.split_pass import seeds_ahead
 from asyncloader.datapipes.splitting import Branch
 
 T = TypeVar("T")
@@ -241,7 +242,7 @@ class RoundSeeds:
     def __init__(self, state: InRound, tree: RunTree, pipes: Iterable[Any]) -> None:
         self._tree = tree
         self._pipes = list(pipes)
-        self._seeded = [pipe for pipe in self._pipes if isinstance(pipe, Seeded)]
+        self._seeded = seeded_in(self._pipes)
         # By number: the seeds of this round, and of the next if no more passes begin in this one.
         self._seeds: Seeds = dict(state.seeds)
         self._following: Seeds = dict(state.following)
@@ -282,16 +283,7 @@ class RoundSeeds:
 
     def _settle(self) -> None:
         # For all pipes, also those that begin late in the round or not at all.
-        self._seeds = {**seeds_to_come(self._seeded), **self._seeds_under_way()}
-
-    def _seeds_under_way(self) -> Seeds:
-        """Return the seeds of running passes that the first round joins through a branch."""
-        tree = self._tree
-        branches = [pipe for pipe in self._pipes if isinstance(pipe, Branch)]
-        joining = [branch for branch in branches if branch.joins_others(tree)]
-        above = {id(each) for pipe in joining for each in pipes_from(pipe)}
-        passes = [(pipe, tree.latest_pass(pipe)) for pipe in self._seeded if id(pipe) in above]
-        return {number_of(pipe): begun.state.seed for pipe, begun in passes if begun is not None}
+        self._seeds = seeds_ahead(self._pipes, self._tree)
 
 
 def _read_again(sources: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from time import thread_time
@@ -17,10 +17,10 @@ from typing import Annotated, Any, TypeVar
 from asyncloader.datapipes.call import calling
 from asyncloader.datapipes.edges import beginning, pipes_from
 from asyncloader.datapipes.randomness import (
-    Seeded,
     SeedPairs,
     Seeds,
     in_pairs,
+    seeded_in,
     seeds_to_come,
     set_seeds,
 )
@@ -43,7 +43,8 @@ from asyncloader.datapipes.running.cursors import (
     close_items,
     number_of,
 )
-from asyncloader.datapipes.running.run import Edge, Pass
+from asyncloader.datapipes.running.run import Edge, Pass, RunTree
+from asyncloader.datapipes.running.traits import is_branch
 from asyncloader.errors import IteratorInvalidated, SnapshotError
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class Branching(Fields):
     taken: Count
     given: Annotated[list[int], Of(lambda branch: each_of(branch.source.num_instances, COUNT))]
     above: Annotated[list[Any], cursors]
-    #: In a later pass of an epoch: the seeds of what the splitter reads, up to other splitters.
+    #: In a later pass of an epoch: the seeds of all that the splitter reads.
     seeds: SeedPairs | None = None
 
     def check(self, pipe: Any) -> Iterator[str]:
@@ -143,6 +144,19 @@ def _who_begins(taken: dict[int, int], present: set[int]) -> int | None:
     return max(taken, key=taken.__getitem__, default=None)
 
 
+def seeds_ahead(pipes: Sequence[Any], tree: RunTree) -> Seeds:
+    """Return the seeds with which pipes will be read, which is about to begin.
+
+    Those are of their next passes, or of passes that they join through a branch.
+    """
+    seeded = seeded_in(pipes)
+    joining = [pipe for pipe in pipes if is_branch(pipe) and pipe.joins_others(tree)]
+    above = {id(each) for pipe in joining for each in pipes_from(pipe)}
+    passes = [(pipe, tree.latest_pass(pipe)) for pipe in seeded if id(pipe) in above]
+    under_way = {number_of(pipe): begun.state.seed for pipe, begun in passes if begun is not None}
+    return {**seeds_to_come(seeded), **under_way}
+
+
 @dataclass(frozen=True)
 class SplitStart:
     """A position in the source, and how many items each branch had been given there."""
@@ -201,7 +215,7 @@ class SplitPass(Pass[T]):
         self.split = split = edge.pipe
         #: Branches that have begun in earlier passes of the same epoch.
         self._begun_before = set() if before is None else before.begun()
-        #: In a later pass of the epoch: the seeds of what it reads, up to other splitters.
+        #: In a later pass of the epoch: the seeds of all that it reads.
         self._seeds: Seeds = {}
         self._is_later = before is not None
         #: Branches of which it is known that they may begin a new pass.
@@ -436,12 +450,12 @@ class SplitPass(Pass[T]):
 
     def _begin_seeds(self) -> None:
         """Let what is read in a later pass of an epoch draw as it did, or note how it will."""
-        above = pipes_from(self.split.source, to_splitters=True)
-        seeded = [pipe for pipe in above if isinstance(pipe, Seeded)]
+        above, tree = list(pipes_from(self.split.source)), self.edge.tree
         if self._seeds:
-            set_seeds(seeded, self._seeds)
+            # What another reader has begun has its seeds.
+            set_seeds(seeded_in(each for each in above if not tree.latest_pass(each)), self._seeds)
         elif self._is_later:
-            self._seeds = seeds_to_come(seeded)
+            self._seeds = seeds_ahead(above, tree)
 
     def _first_start(self) -> SplitStart:
         """Return the latest start that no branch is behind."""

@@ -247,6 +247,12 @@ def of_a_later_pass_of_a_users_pipe(keys: Any) -> Any:
     return TwoPasses(even).concat(odd)
 
 
+def of_a_later_pass_behind_another_splitter(keys: Any) -> Any:
+    left, right = keys.shuffle().round_robin_demux(2)
+    first, second, third = left.fork(3)
+    return third.concat(TwoPasses(second).concat(first), right)
+
+
 class TwoPasses(IterDataPipe[Any]):
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -262,6 +268,7 @@ class TwoPasses(IterDataPipe[Any]):
         of_a_later_pass_beside_what_lags,
         of_a_later_pass_in_rounds,
         of_a_later_pass_of_a_users_pipe,
+        of_a_later_pass_behind_another_splitter,
     ],
 )
 def test_a_branch_of_a_later_pass_goes_on_in_the_order_of_that_pass(make, monkeypatch):
