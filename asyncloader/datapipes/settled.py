@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
+from itertools import chain
 from operator import itemgetter
 from time import monotonic
 from typing import Annotated, Any, NamedTuple, Protocol
@@ -146,9 +147,11 @@ class Pending(NamedTuple):
             ],
         )
 
-    def and_of(self, others: Pending) -> Pending:
-        """Return this together with what is known of other numbers."""
-        return Pending([*self.kept, *others.kept], [*self.attempts, *others.attempts])
+    @classmethod
+    def together(cls, parts: Iterable[Pending]) -> Pending:
+        """Return what is known of numbers, given that of some and of others."""
+        kept, attempts = zip(*parts, strict=True)
+        return cls([*chain.from_iterable(kept)], [*chain.from_iterable(attempts)])
 
 
 NOTHING_PENDING = Pending()

@@ -91,7 +91,8 @@ def _refitted(
     )
     part = recorded_part(graph, in_order=in_order)
     if part is not None:
-        place = _whole_record(graph, part, cursors, taken_with, clash)
+        above = _numbers_above(_worker_division(_numbered(graph, part), clash))
+        place = _whole_record(graph, part, above, cursors, taken_with)
         return _record_for(graph, part, place, run_with)
     for part in cut_graph(graph).parts:
         below = set(map(_number, graph.downstream(part.end).values()))
@@ -172,10 +173,8 @@ class WholeRecord(NamedTuple):
 
 
 def _whole_record(
-    graph: Graph, part: WorkerPart, cursors: Cursors, taken_with: int, clash: str
+    graph: Graph, part: WorkerPart, above: set[int | None], cursors: Cursors, taken_with: int
 ) -> WholeRecord:
-    division = _worker_division(_numbered(graph, part), clash)
-    above = _numbers_above(division)
     if not taken_with:
         record = Recorded.loaded(cursors[_number(recorded_from(graph))])
         own_above = {number: cursor for number, cursor in cursors.items() if number in above}
@@ -434,8 +433,9 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     before, part = moment[0], recorded_part(graph, in_order=role.in_order)
     division = _rank_division(graph, len(moment), role, _numbered(graph, part))
     block = _block_size(graph, division, before.workers)
+    read = _reader_of_records(graph, part)
     records = [
-        _record_of_rank(graph, part, each, RankOrder(rank, len(moment), block))
+        (RankOrder(rank, len(moment), block), read(each) if each.cursors else _NO_RECORD)
         for rank, each in enumerate(moment)
     ]
     numbers = [order.number(record.settled.frontier) for order, record in records]
@@ -457,10 +457,8 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     own = RankOrder(role.rank, role.ranks, _block_size(graph, division, role.workers))
     # Each number is counted once, whoever has left it out.
     left_out = _sum_of([record.left_out for _, record in records]) if role.rank == 0 else []
-    pending = Pending()
-    for order, record in records:
-        by_rank = record.pending.renumbered(order.number)
-        pending = pending.and_of(by_rank.renumbered(own.own_index))
+    of_each = (record.pending.renumbered(order.number) for order, record in records)
+    pending = Pending.together(each.renumbered(own.own_index) for each in of_each)
     mine = WholeRecord(own.share_of(whole), left_out, pending, own_above)
     if part is not None:
         cursors = _record_for(graph, part, mine, role.workers)
@@ -470,17 +468,23 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     return max(1, sum(counts) // role.ranks), cursors
 
 
-def _record_of_rank(
-    graph: Graph, part: WorkerPart | None, one: Snapshot, order: RankOrder
-) -> tuple[RankOrder, WholeRecord]:
-    clash = "the states cannot be resumed by other ranks or workers"
-    if not one.cursors:
-        return order, WholeRecord(Settled(), [], Pending(), {})
+_NO_RECORD = WholeRecord(Settled(), [], Pending(), {})
+
+
+def _reader_of_records(graph: Graph, part: WorkerPart | None) -> Callable[[Snapshot], WholeRecord]:
+    """Return what reads the record in the snapshot of a rank; it looks at the graph once."""
     if part is not None:
-        return order, _whole_record(graph, part, one.cursors, one.workers, clash)
-    alone = refit(graph, one.cursors, taken_with=one.workers, run_with=0)
-    record = Recorded.loaded(alone[_number(recorded_from(graph))])
-    return order, WholeRecord(record.numbers(), record.left_out, record.pending(), alone)
+        clash = "the states cannot be resumed by other ranks or workers"
+        above = _numbers_above(_worker_division(_numbered(graph, part), clash))
+        return lambda one: _whole_record(graph, part, above, one.cursors, one.workers)
+    first = _number(recorded_from(graph))
+
+    def read(one: Snapshot) -> WholeRecord:
+        alone = refit(graph, one.cursors, taken_with=one.workers, run_with=0)
+        record = Recorded.loaded(alone[first])
+        return WholeRecord(record.numbers(), record.left_out, record.pending(), alone)
+
+    return read
 
 
 def _record_here(first: Any, whole: WholeRecord) -> Cursors:

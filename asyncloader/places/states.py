@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncloader.datapipes.base import COPIES
 from asyncloader.datapipes.batching import Batcher
@@ -37,7 +37,7 @@ from asyncloader.datapipes.sharding import ShardingFilter
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import NOT_CUT, cut_graph
-from asyncloader.graph.fingerprint import differences, fingerprint
+from asyncloader.graph.fingerprint import Fingerprint, differences, fingerprint
 from asyncloader.graph.recorded import recorded_from
 from asyncloader.graph.refusals import Purpose, Refusal, first_refusal
 from asyncloader.graph.walk import Graph
@@ -50,11 +50,13 @@ from asyncloader.places.elastic import (
     regroup,
     united,
 )
-from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, check_plain, decode
+from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, check_plain, decode, decode_each
 from asyncloader.places.stream_place import PartFacts, stream_form
 from asyncloader.ranks import ranks_in_words
 from asyncloader.seeds import SeedGenerator, SeedStream, checked_seed, entropy
 from asyncloader.transport.code import dumps_code
+
+T = TypeVar("T")
 
 
 class LoaderStates:
@@ -119,16 +121,15 @@ class LoaderStates:
         """
         snapshots = rank_snapshots(state)
         self._check_possible(role)
-        for snapshot in snapshots:
-            self._check_graph(snapshot)
+        for before in _each_once(snapshot.fingerprint for snapshot in snapshots):
+            self._check_graph(before)
         own = own_snapshot(snapshots, role)
         is_between = own.epoch_seed is None
         if not is_between and (own.rank, own.ranks) == (role.rank, role.ranks):
             self._check_lengths(own)
         if not is_between:
             self._check_source(own)
-        for snapshot in snapshots:
-            self._check_cursors(snapshot)
+        self._check_cursors(snapshots)
         start = _start_for(self._graph, snapshots, role)
         return EpochSeeds(own.seed, own.epoch, own.drawn), start, own.service_state
 
@@ -140,21 +141,23 @@ class LoaderStates:
         """Return the numbers of items before they were divided among ranks."""
         return numbers_in_whole(self._graph, numbers, role)
 
-    def _check_graph(self, snapshot: Snapshot) -> None:
-        different = differences(snapshot.fingerprint, self._fingerprint)
+    def _check_graph(self, before: Fingerprint) -> None:
+        different = differences(before, self._fingerprint)
         if different:
             raise SnapshotError(f"the state is of another graph: {'; '.join(different)}")
 
-    def _check_cursors(self, snapshot: Snapshot) -> None:
-        for number in snapshot.cursors:
-            if number >= len(self._fingerprint):
-                raise SnapshotError(
-                    f"position.cursors has a pipe {number}, but the graph has only"
-                    f" {len(self._fingerprint)} pipes"
-                )
-        form_of = self._forms(snapshot.workers, in_order=snapshot.in_order)
-        check_cursors(snapshot.cursors, "position.cursors", form_of)
-        self._check_reach(snapshot)
+    def _check_cursors(self, snapshots: Sequence[Snapshot]) -> None:
+        pipes, forms = len(self._graph.pipes), functools.cache(self._forms)
+        for snapshot in snapshots:
+            for number in snapshot.cursors:
+                if number >= pipes:
+                    raise SnapshotError(
+                        f"position.cursors has a pipe {number}, but the graph has only"
+                        f" {pipes} pipes"
+                    )
+            form_of = forms(snapshot.workers, in_order=snapshot.in_order)
+            check_cursors(snapshot.cursors, "position.cursors", form_of)
+            self._check_reach(snapshot)
 
     def _check_lengths(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError if there are more or fewer items to draw an order of."""
@@ -278,7 +281,7 @@ class LoaderStates:
         return {number: length for number, length in known if length is not None}
 
     @property
-    def _fingerprint(self) -> list[dict[str, Any]]:
+    def _fingerprint(self) -> Fingerprint:
         return fingerprint(self._graph)
 
     @functools.cached_property
@@ -294,6 +297,11 @@ class LoaderStates:
     @functools.cached_property
     def _encoder(self) -> SnapshotEncoder:
         return SnapshotEncoder(self._fingerprint)
+
+
+def _each_once(values: Iterable[T]) -> list[T]:
+    """Return the different objects among these: those of ranks are often one."""
+    return list({id(value): value for value in values}.values())
 
 
 def _form_of_copies(copies: int, pipe: Any) -> Form:
@@ -357,7 +365,7 @@ def rank_snapshots(state: Any) -> list[Snapshot]:
     """Return the snapshots in a state or in a list of the states of all ranks, by rank."""
     if not isinstance(state, list | tuple):
         return [decode(state)]
-    snapshots = sorted(map(decode, state), key=lambda snapshot: snapshot.rank)
+    snapshots = sorted(decode_each(state), key=lambda snapshot: snapshot.rank)
     _check_complete(snapshots)
     _check_same_moment(snapshots)
     return snapshots
@@ -372,19 +380,19 @@ def workers_of(state: Any, otherwise: int) -> int:
 def _check_complete(snapshots: Sequence[Snapshot]) -> None:
     if not snapshots:
         raise SnapshotError("a list of states must have one for each rank of the run, got none")
-    given, count = [snapshot.rank for snapshot in snapshots], snapshots[0].ranks
+    given, count = {snapshot.rank for snapshot in snapshots}, snapshots[0].ranks
     if any(snapshot.ranks != count for snapshot in snapshots):
         counts = ", ".join(str(snapshot.ranks) for snapshot in snapshots)
         raise SnapshotError(f"the states are of runs with different numbers of ranks: {counts}")
     # There may be very many: a few are enough to say.
-    missing = [rank for rank in range(min(count, len(given) + 8)) if rank not in given]
+    missing = [rank for rank in range(min(count, len(snapshots) + 8)) if rank not in given]
     if missing:
         raise SnapshotError(
             f"the list has no state of {ranks_in_words(missing)} of {count}; load the states of all"
             " ranks"
         )
-    if len(given) > count:
-        raise SnapshotError(f"the list has {len(given)} states of a run with {count} ranks")
+    if len(snapshots) > count:
+        raise SnapshotError(f"the list has {len(snapshots)} states of a run with {count} ranks")
 
 
 def _check_same_moment(snapshots: Sequence[Snapshot]) -> None:

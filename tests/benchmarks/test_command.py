@@ -104,3 +104,12 @@ def test_what_a_rollout_costs_beside_its_calls_is_printed():
     assert done.returncode == 0, done.stderr
     assert "group=8 concurrency=512" in done.stdout
     assert "calls in flight, at most (ms): half" in done.stdout
+
+
+def test_what_the_states_of_many_ranks_cost_is_printed():
+    command = [sys.executable, "-m", "tests.benchmarks.ranks"]
+    quick = os.environ | {QUICK: "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quick, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "counted      100" in done.stdout
+    assert "recorded     100" in done.stdout

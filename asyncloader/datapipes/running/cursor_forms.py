@@ -146,8 +146,9 @@ def list_of(form: Form, *, most: int | None = None) -> Form:
     """A list of any length, or of at most ``most`` elements."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
+        of_list = f"an element of {where}"
         for element in _list(value, where, most):
-            form(element, f"an element of {where}", form_of)
+            form(element, of_list, form_of)
 
     return check
 
@@ -158,8 +159,9 @@ def row(*forms: Form) -> Form:
     def check(value: Any, where: str, form_of: FormOf) -> None:
         if len(_list(value, where)) != len(forms):
             raise SnapshotError(f"{where} must have {len(forms)} elements, got {len(value)}")
+        of_row = f"an element of {where}"
         for element, form in zip(value, forms, strict=True):
-            form(element, f"an element of {where}", form_of)
+            form(element, of_row, form_of)
 
     return check
 
@@ -255,7 +257,12 @@ class Fields:
     @classmethod
     def loaded(cls, cursor: Cursor) -> Self:
         """Return the state that was saved as this."""
-        return cls(**{name: _copied(each) for name, each in cursor.items()})
+        return cls(
+            **{
+                name: _copied(each) if type(each) in _CONTAINERS else each
+                for name, each in cursor.items()
+            }
+        )
 
     def load(self, cursor: Cursor) -> None:
         """Become the state that was saved as this; what is not saved stays."""
@@ -265,7 +272,7 @@ class Fields:
     @classmethod
     def read(cls, value: Any, where: str, *, named: str) -> Self:
         """Return the state that was saved as this; SnapshotError where it has another form."""
-        check_form(form_of_state(cls, None, named=named), value, where)
+        check_form(_form_alone(cls, named), value, where)  # type: ignore[arg-type]  # it has a hash
         return cls.loaded(value)
 
     def first(self) -> int:
@@ -427,13 +434,24 @@ def form_of_state(kind: type[Fields] | None, pipe: Any, *, named: str = "{}[{!r}
     for name, (hint, may_miss) in _annotations(kind).items():  # type: ignore[arg-type]  # it has a hash
         (may if may_miss else must)[name] = _form_of_hint(hint, pipe)
     of_fields = fields(must, may, named=named)
+    is_ours = is_of_package(kind)
+    if is_ours and kind.check is Fields.check:
+        return of_fields
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         of_fields(value, where, form_of)
-        for words in kind.loaded(value).check(pipe):
+        # Ours change nothing of what they look at.
+        state = kind(**value) if is_ours else kind.loaded(value)
+        for words in state.check(pipe):
             raise SnapshotError(f"{where} contradicts itself: {words}")
 
     return check
+
+
+@functools.cache
+def _form_alone(kind: Any, named: str) -> Form:
+    """Return the form of what follows from no pipe."""
+    return form_of_state(kind, None, named=named)
 
 
 @functools.cache
