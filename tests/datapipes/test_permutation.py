@@ -111,3 +111,17 @@ def test_numpy_finds_its_way_through_the_cells_beyond_the_length() -> None:
     # A last row of one number only: most of it is beyond.
     order = GridPermutation(300 * 299 + 1, Random(1))
     assert sorted(order.at(range(len(order)))) == list(range(len(order)))
+
+
+@given(st.integers(16_385**2 + 1, 10**10), st.integers(0, 2**64 - 1))
+@settings(max_examples=5, deadline=None)
+def test_numpy_draws_the_same_order(length: int, seed: int) -> None:
+    numpy = pytest.importorskip("numpy")
+    places = [*range(500), *range(length - 500, length)]
+    together = GridPermutation(length, Random(seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "numpy")
+        alone = GridPermutation(length, Random(seed))
+        expected = [alone[place] for place in places]
+    assert sys.modules["numpy"] is numpy
+    assert list(together.at(places)) == [together[place] for place in places] == expected
