@@ -262,29 +262,29 @@ class OldestFirst(Generic[C]):
     """Calls whose results are taken in the order in which the calls began."""
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[int, C]] = deque()
-        #: The positions of the finished calls.
-        self._done: set[int] = set()
+        self._calls: deque[C] = deque()
+        #: The finished calls.
+        self._done: set[C] = set()
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def begun(self, position: int, call: C) -> None:
-        """Note that the item at a position has its call."""
-        self._calls.append((position, call))
+    def begun(self, call: C) -> None:
+        """Note that the next item has its call."""
+        self._calls.append(call)
 
-    def finished(self, position: int, call: C) -> None:
+    def finished(self, call: C) -> None:
         """Note that a call is done."""
-        self._done.add(position)
+        self._done.add(call)
 
     def is_ready(self) -> bool:
         """Whether there is one to take."""
-        return bool(self._calls) and self._calls[0][0] in self._done
+        return bool(self._calls) and self._calls[0] in self._done
 
     def take(self) -> C:
         """Return the next."""
-        position, call = self._calls.popleft()
-        self._done.remove(position)
+        call = self._calls.popleft()
+        self._done.remove(call)
         return call
 
     def clear(self) -> None:
@@ -302,10 +302,10 @@ class ReadyFirst(Generic[C]):
     def __len__(self) -> int:
         return len(self._ready)
 
-    def begun(self, position: int, call: C) -> None:
-        """Note that the item at a position has its call."""
+    def begun(self, call: C) -> None:
+        """Note that the next item has its call."""
 
-    def finished(self, position: int, call: C) -> None:
+    def finished(self, call: C) -> None:
         """Note that a call is done."""
         self._ready.append(call)
 

@@ -8,6 +8,7 @@ no barrier between.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 from collections.abc import (
     AsyncGenerator,
@@ -49,7 +50,7 @@ from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import cancelled
 from asyncloader.datapipes.running.watch.under_way import UnderWay, of_task
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, failure_of
-from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
+from asyncloader.runtime import Exit, begin_task, released, running_loop
 from asyncloader.tuning import AUTO, Bounds
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class CallWindow(RunningAhead, Generic[T]):
         self,
         running: AheadPass[T],
         resource: AbstractAsyncContextManager[Any],
-        call_with: Callable[[Any], Call[T]],
+        call_with: Callable[[Any], Call[T | Exit]],
         *,
         concurrency: int,
         ordered: bool,
@@ -93,7 +94,9 @@ class CallWindow(RunningAhead, Generic[T]):
         self._running = running
         self._resource = resource
         self._call_with = call_with
-        self._call: Call[T]
+        self._call: Call[T | Exit]
+        # Each call would make a copy of its own, one object more to look at for a collection.
+        self._context = contextvars.copy_context()
 
     async def work(self) -> None:
         async with self._resource as shared:
@@ -111,12 +114,12 @@ class CallWindow(RunningAhead, Generic[T]):
         position = self._running.begin()
         self.reads.passed(self._running.read)
         call = self._call if self._chosen is None else functools.partial(self._timed, self._chosen)
-        task = begin_task(self.loop, contained(call, item), "asyncloader async_map")
+        task = begin_task(self.loop, call(item), "asyncloader async_map")
         self.under_way[task] = position, perf_counter()
-        self.results.begun(position, task)
-        task.add_done_callback(self._finish)
+        self.results.begun(task)
+        task.add_done_callback(self._finish, context=self._context)
 
-    async def _timed(self, chosen: Concurrency, item: Any) -> T:
+    async def _timed(self, chosen: Concurrency, item: Any) -> T | Exit:
         begun = perf_counter()
         try:
             return await self._call(item)
@@ -160,12 +163,12 @@ class CallWindow(RunningAhead, Generic[T]):
         self._failed.clear()
 
     def _finish(self, task: asyncio.Task[T | Exit]) -> None:
-        position, _ = self.under_way.pop(task)
+        del self.under_way[task]
         # The first error ends the iteration. Look at the others too, or asyncio would log
         # them as never retrieved.
         if task.cancelled() or task.exception() or may_raise(task.result()):
             self._failed.add(task)
-        self.results.finished(position, task)
+        self.results.finished(task)
         self._reader.wake()
         self._consumer.wake()
 
@@ -274,7 +277,11 @@ class AsyncMapper(CallsAhead[T]):
         )
 
     def call_with(self, shared: Any) -> Call[Any]:
-        """Return the function to call for each item, given the shared resource."""
+        """Return the function to call for each item, given the shared resource.
+
+        It returns an Exit where the call would end the loop: a coroutine around it would be one
+        object more for each call in flight.
+        """
         fn = watched_async(self.fn, self)
         if self.resource is not None:
             fn = functools.partial(with_last, fn, shared)
@@ -286,6 +293,8 @@ class AsyncMapper(CallsAhead[T]):
     async def _tried(self, apply: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
         try:
             return await apply(item)
+        except SystemExit as error:
+            return Exit(error)
         except BaseException as error:
             # Without a loop this is no error: the coroutine is collected after its loop's end.
             if running_loop() is not None:
@@ -295,6 +304,8 @@ class AsyncMapper(CallsAhead[T]):
     async def _let_fail(self, apply: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
         try:
             return await apply(item)
+        except SystemExit as error:
+            return Exit(error)
         except BaseException as error:
             if running_loop() is None:
                 raise

@@ -448,7 +448,7 @@ class Crew(RunningBeside):
         job = Job(self._running.begin(), item, self._finished)
         with self._lock:
             self._begun += 1
-            self._results.begun(job.position, job)
+            self._results.begun(job)
         self._threads.put(job)
 
     def has_room(self) -> bool:
@@ -504,7 +504,7 @@ class Crew(RunningBeside):
 
     def _finished(self, job: Job) -> None:
         with self._lock:
-            self._results.finished(job.position, job)
+            self._results.finished(job)
             is_ready = self._results.is_ready()
         if is_ready:
             self.wake_consumer()
