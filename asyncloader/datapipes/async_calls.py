@@ -107,7 +107,9 @@ class CallWindow(RunningAhead, Generic[T]):
             finally:
                 # Shielded: the resource may close slowly, even if the waiter is cancelled.
                 self._may_cancel = False
-                if running_loop() is not None:
+                if running_loop() is not None and self.under_way:
+                    # Before they end: to free thousands at once takes long.
+                    self.drop()
                     await cancelled(self.under_way)
 
     def hold(self, item: Any) -> None:
@@ -166,9 +168,11 @@ class CallWindow(RunningAhead, Generic[T]):
         del self.under_way[task]
         # The first error ends the iteration. Look at the others too, or asyncio would log
         # them as never retrieved.
-        if task.cancelled() or task.exception() or may_raise(task.result()):
-            self._failed.add(task)
-        self.results.finished(task)
+        is_error = task.cancelled() or task.exception() or may_raise(task.result())
+        if self._may_cancel:
+            if is_error:
+                self._failed.add(task)
+            self.results.finished(task)
         self._reader.wake()
         self._consumer.wake()
 

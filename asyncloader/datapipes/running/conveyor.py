@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any, Protocol, Self
 
 from asyncloader.datapipes.running.cursors import aclose_items, close_items
+from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import (
     GRACE_SECONDS,
@@ -171,9 +172,14 @@ class RunningAhead(Ahead):
 
     async def hold_all(self, items: AsyncIterator[Any]) -> None:
         """Hold the items, one by one, as room allows; a subclass may wrap this."""
+        count = 0
         async for item in items:
             self.hold(item)
             del item
+            count += 1
+            if count % GROUP_ITEMS == 0:
+                # A source that never waits would give nobody else a turn until there is no room.
+                await asyncio.sleep(0)
             if not self.may_read():
                 await self._reader.until(self.may_read)
 

@@ -433,12 +433,32 @@ def present_waiter() -> ThreadWaiter:
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until they are done, for a bounded time."""
-    tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=time_left(GRACE_SECONDS))
+    """Cancel tasks and wait until they are done, for a bounded time.
+
+    There may be thousands. So each turn of the loop ends a few, and other tasks have their turns.
+    """
+    to_cancel, pending = list(tasks), list[asyncio.Task[Any]]()
+    try:
+        while to_cancel:
+            some = to_cancel[:_AT_ONCE]
+            # Who is done is kept by nobody here.
+            del to_cancel[:_AT_ONCE]
+            for task in some:
+                task.cancel()
+            await asyncio.sleep(0)
+            pending += [task for task in some if not task.done()]
+    finally:
+        # Whoever is cancelled here leaves none running.
+        for task in to_cancel:
+            task.cancel()
+    with ends_within(GRACE_SECONDS):
+        while pending and (seconds := time_left()):
+            await asyncio.wait(pending[:_AT_ONCE], timeout=seconds)
+            pending = [task for task in pending if not task.done()]
+
+
+# So many tasks end in one turn of a loop, which takes a few milliseconds.
+_AT_ONCE = 64
 
 
 def ended_threads(threads: Iterable[threading.Thread]) -> None:
