@@ -32,11 +32,12 @@ def share_of_a_core(enough: float) -> float:
 
 def _share() -> float:
     family = [os.getpid(), *descendants()]
-    before, began = _cpu_seconds(family), time.monotonic()
+    before, began = cpu_seconds(family), time.monotonic()
     time.sleep(_SECONDS)
-    return (_cpu_seconds(family) - before) / (time.monotonic() - began)
+    return (cpu_seconds(family) - before) / (time.monotonic() - began)
 
 
-def _cpu_seconds(family: list[int]) -> float:
+def cpu_seconds(family: list[int]) -> float:
+    """Return for how long these processes have computed."""
     # The clock of a process, as clock_getcpuclockid() gives it, counts nanoseconds.
     return sum(time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED) for pid in family)

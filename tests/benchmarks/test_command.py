@@ -113,3 +113,25 @@ def test_what_the_states_of_many_ranks_cost_is_printed():
     assert done.returncode == 0, done.stderr
     assert "counted      100" in done.stdout
     assert "recorded     100" in done.stdout
+
+
+@pytest.mark.soak
+def test_what_grows_is_printed_for_calls_loaders_and_epochs():
+    command = [sys.executable, "-m", "tests.benchmarks.growth", "--seconds", "2"]
+    quick = os.environ | {QUICK: "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quick, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    assert sum(row.startswith("async_map, ordered") for row in rows) == 2
+    of_loaders = [row for row in rows if row.startswith(("in one loop", "one by one"))]
+    assert len(of_loaders) == 4
+    # No thread, no descriptor and no task is left.
+    assert [row for row in of_loaders if " 0, 0, 0, " not in row] == []
+    assert sum(row.startswith("2 workers, tenth") for row in rows) == 10
+
+
+def test_a_part_of_what_grows_that_is_unknown_is_refused():
+    command = [sys.executable, "-m", "tests.benchmarks.growth", "pipes"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pipes" in done.stderr
