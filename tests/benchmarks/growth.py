@@ -178,13 +178,11 @@ CALLS: dict[str, Callable[[Calls], contextlib.AbstractAsyncContextManager[None]]
     "async_map": Calls.by_async_map,
     "async_map, ordered": Calls.in_order,
 }
-#: Another setting of the garbage collector, which many objects that come and go do not start.
-SELDOM = (100_000, 50, 1000)
 
 
 async def measure_calls(way: str, count: int, collecting: str) -> Found:
-    if collecting == "seldom":
-        gc.set_threshold(*SELDOM)
+    if collecting == "without":
+        gc.disable()
     found = await idle_gap()
     calls, collections = Calls(count), Collections()
     start, run, close = Gaps(), Gaps(), Gaps()
@@ -207,8 +205,8 @@ async def measure_calls(way: str, count: int, collecting: str) -> Found:
 
 
 def show_calls() -> None:
-    for collecting in ("as usual", "seldom"):
-        print(f"\ngarbage is collected {collecting}")
+    for collecting in ("with", "without"):
+        print(f"\n{collecting} collections of garbage")
         print(f"{'':19} {'calls':>7} {'calls/s':>8} {'CPU µs':>7} {'KiB each':>9}", end="")
         print(f" {'gap at start, CPU':>18} {'as they run, CPU':>17} {'at close, CPU':>14}", end="")
         print(f" {'gc':>6} {'idle':>6}")
