@@ -251,6 +251,12 @@ def branches_above(pipe: Any) -> list[Any]:
     return found
 
 
+def at_beginning(pipe: Any, cursors: Cursors) -> Cursors:
+    """Return the cursors of branches of a later pass in which a pipe has not begun to read."""
+    own = cursors_of(branches_above(pipe), cursors)
+    return {number: each for number, each in own.items() if "seeds" in each and not each["yielded"]}
+
+
 class EndedBranches:
     """Where branches are that were read by sources that have ended; others may still read them."""
 

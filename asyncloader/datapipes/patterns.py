@@ -20,7 +20,13 @@ from typing import Any, ClassVar, TypeVar
 from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, is_pipe
 from asyncloader.datapipes.call import blame, calling, unawaited
-from asyncloader.datapipes.edges import EndedBranches, beginning, edges_of, resume_one
+from asyncloader.datapipes.edges import (
+    EndedBranches,
+    at_beginning,
+    beginning,
+    edges_of,
+    resume_one,
+)
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.recording import on_numbered
 from asyncloader.datapipes.running.cursor_forms import (
@@ -289,6 +295,8 @@ class PipePass(Pass[T]):
             self.resume_sources(taken, cursors)
             return int(behind)
         if cursor is None:
+            if began_with := at_beginning(self.pipe, cursors):
+                self.resume_sources(0, began_with)
             return position
         self.state.load(cursor)
         self.pipe.begin_at(self.state)

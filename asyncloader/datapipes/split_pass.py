@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from time import thread_time
 from typing import Annotated, Any, TypeVar
 
 from asyncloader.datapipes.call import calling
-from asyncloader.datapipes.edges import beginning, pipes_from
+from asyncloader.datapipes.edges import beginning, branches_above, pipes_from
 from asyncloader.datapipes.randomness import (
     SeedPairs,
     Seeds,
@@ -42,6 +43,7 @@ from asyncloader.datapipes.running.cursors import (
     LastingError,
     close_items,
     number_of,
+    put_cursor,
 )
 from asyncloader.datapipes.running.run import Edge, Pass, RunTree
 from asyncloader.datapipes.running.traits import is_branch
@@ -456,6 +458,16 @@ class SplitPass(Pass[T]):
             set_seeds(seeded_in(each for each in above if not tree.latest_pass(each)), self._seeds)
         elif self._is_later:
             self._seeds = seeds_ahead(above, tree)
+        if self._seeds:
+            for pipe in tree.pipes:
+                if any(branch.source is self.split for branch in branches_above(pipe)):
+                    tree.add_beginning(pipe, partial(self._put_beginning, branches_above(pipe)))
+
+    def _put_beginning(self, branches: list[Any], into: Cursors) -> None:
+        """Add the places of branches whose readers begin in this pass."""
+        for branch in branches:
+            if branch.split_in(self.edge.tree) is self and self.is_open_to(branch.index):
+                put_cursor(branch, self.cursor_of(branch.index), into)
 
     def _first_start(self) -> SplitStart:
         """Return the latest start that no branch is behind."""

@@ -237,6 +237,11 @@ def of_a_later_pass_beside_what_lags(keys: Any) -> Any:
     return even.cycle(2).concat(odd.prefetch(2))
 
 
+def of_a_later_pass_whose_first_item_is_held(keys: Any) -> Any:
+    even, odd = keys.shuffle().demux(2, is_odd)
+    return even.cycle(2).concat(odd.filter(bool).map_batches(list, 3))
+
+
 def of_a_later_pass_in_rounds(keys: Any) -> Any:
     even, odd = keys.shuffle().prefetch(2).demux(2, is_odd)
     return even.cycle(2).concat(odd.shuffle()).cycle(3)
@@ -266,6 +271,7 @@ class TwoPasses(IterDataPipe[Any]):
     "make",
     [
         of_a_later_pass_beside_what_lags,
+        of_a_later_pass_whose_first_item_is_held,
         of_a_later_pass_in_rounds,
         of_a_later_pass_of_a_users_pipe,
         of_a_later_pass_behind_another_splitter,

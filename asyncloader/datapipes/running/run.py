@@ -117,6 +117,7 @@ class RunTree:
         self.pipes: list[Any] = []
         self._passes: dict[int, Pass[Any]] = {}
         self._starts: dict[int, Cursors] = {}
+        self._beginnings: dict[int, list[Callable[[Cursors], None]]] = {}
         self.add(pipes)
 
     def add(self, pipes: Iterable[Any]) -> None:
@@ -168,8 +169,17 @@ class RunTree:
         return self._starts.pop(id(pipe), None)
 
     def start_of(self, pipe: Any) -> Cursors:
-        """Return the cursors that are set for a pipe's next pass."""
-        return self._starts.get(id(pipe), {})
+        """Return the cursors that are set for a pipe's next pass, or with which it begins."""
+        if id(pipe) in self._starts:
+            return self._starts[id(pipe)]
+        cursors: Cursors = {}
+        for put in self._beginnings.get(id(pipe), ()):
+            put(cursors)
+        return cursors
+
+    def add_beginning(self, pipe: Any, put: Callable[[Cursors], None]) -> None:
+        """Let ``put`` add cursors where a pipe does not begin as it would in a new epoch."""
+        self._beginnings.setdefault(id(pipe), []).append(put)
 
     def forget_starts(self, pipes: Iterable[Any]) -> None:
         """Let the next passes of these pipes begin at their first items."""
