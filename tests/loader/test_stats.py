@@ -643,8 +643,6 @@ def test_what_is_not_repeated_takes_no_stages_of_its_own(often):
         ("map(abs, repeatable=False)", 100_000),
         ("batch(500)", 200),
     ]
-    # Some of the time is that of its books.
-    assert sum(stage.seconds for stage in stats.stages) > 0
 
 
 def test_the_processes_of_one_node_stand_together():
