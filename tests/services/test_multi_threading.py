@@ -137,7 +137,8 @@ def test_each_worker_has_pipes_of_its_own():
 def test_who_yields_the_same_object_again_is_warned_of(yielded):
     class Same(IterDataPipe[Any]):
         def __iter__(self) -> Iterator[Any]:
-            yield from [self.item] * 3
+            # Of a list it is seen where two are sent together.
+            yield from [self.item] * 1000
 
         item = yielded()
 
