@@ -77,6 +77,7 @@ class Zipper(Together[tuple[Any, ...]]):
     """
 
     makes_again = False
+    ends_in_a_round = True
 
     def __init__(self, *datapipes: Iterable[Any]) -> None:
         self.sources = iterable_sources(datapipes)

@@ -148,6 +148,9 @@ class Pipe(IterDataPipe[T_co]):
 
     State: type[Fields] | None = _Taken
 
+    #: Whether it may end when it has taken an item of some of several sources, which it drops.
+    ends_in_a_round: ClassVar[bool] = False
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _check_class(cls)
@@ -328,6 +331,10 @@ class SeveralPass(PipePass[T]):
         # They have not begun yet.
         self._began_with = [beginning(source) for source in self.sources]
         return self.sources
+
+    def lags(self) -> bool:
+        # At its end some sources are one item further than it needs.
+        return self.pipe.ends_in_a_round or super().lags()
 
     def has_moved(self) -> bool:
         return self.edge.has_moved() or any(source.has_moved() for source in self.sources)

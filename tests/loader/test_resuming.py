@@ -290,6 +290,23 @@ def test_a_branch_of_a_later_pass_goes_on_in_the_order_of_that_pass(make, monkey
         assert resumed(graph(), state, 1) == [expected[step:]], step
 
 
+@pytest.mark.parametrize("behind", ["shuffle", "prefetch", "batch"])
+def test_a_zip_whose_last_source_ended_first_goes_on_at_its_end(behind, monkeypatch):
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
+    monkeypatch.setattr(exchange, "GROUP_SECONDS", 0.0)
+
+    def make() -> Any:
+        pairs = numbers().shuffle().zip(numbers().header(3))
+        return {"shuffle": pairs.shuffle, "prefetch": pairs.prefetch}.get(
+            behind, lambda: pairs.batch(2)
+        )()
+
+    states = states_at_every_step(loader_from(make()))
+    (expected,) = resumed(make(), states[0], 1)
+    for step in range(len(expected) + 1):
+        assert resumed(make(), states[step], 1) == [expected[step:]], step
+
+
 def three_unseeded_epochs() -> tuple[list[list[Any]], list[tuple[int, int, Any]]]:
     """Return the epochs of a loader without a seed, and its states, each with where it was."""
     epochs: list[list[Any]] = [[], [], []]
