@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from time import thread_time
 from typing import Annotated, Any, TypeVar
 
@@ -157,6 +156,16 @@ def seeds_ahead(pipes: Sequence[Any], tree: RunTree) -> Seeds:
     passes = [(pipe, tree.latest_pass(pipe)) for pipe in seeded if id(pipe) in above]
     under_way = {number_of(pipe): begun.state.seed for pipe, begun in passes if begun is not None}
     return {**seeds_to_come(seeded), **under_way}
+
+
+def _beginning_in(tree: RunTree, pipe: Any) -> Cursors:
+    """Return the cursors of branches that a pipe will read from a later pass of the epoch."""
+    cursors: Cursors = {}
+    for branch in branches_above(pipe):
+        split = branch.split_in(tree)
+        if split is not None and split.awaits_later(branch.index):
+            put_cursor(branch, split.cursor_of(branch.index), cursors)
+    return cursors
 
 
 @dataclass(frozen=True)
@@ -459,15 +468,11 @@ class SplitPass(Pass[T]):
         elif self._is_later:
             self._seeds = seeds_ahead(above, tree)
         if self._seeds:
-            for pipe in tree.pipes:
-                if any(branch.source is self.split for branch in branches_above(pipe)):
-                    tree.add_beginning(pipe, partial(self._put_beginning, branches_above(pipe)))
+            tree.beginning_of = _beginning_in
 
-    def _put_beginning(self, branches: list[Any], into: Cursors) -> None:
-        """Add the places of branches whose readers begin in this pass."""
-        for branch in branches:
-            if branch.split_in(self.edge.tree) is self and self.is_open_to(branch.index):
-                put_cursor(branch, self.cursor_of(branch.index), into)
+    def awaits_later(self, index: int) -> bool:
+        """Whether a branch may begin in this pass, which is a later one of the epoch."""
+        return bool(self._seeds) and self.is_open_to(index)
 
     def _first_start(self) -> SplitStart:
         """Return the latest start that no branch is behind."""

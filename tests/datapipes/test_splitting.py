@@ -19,7 +19,7 @@ from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.running.cursor_history import Pace
 from asyncloader.datapipes.running.run_place import Home, run_at
 from asyncloader.datapipes.running.watch.frames import latest_pass
-from asyncloader.datapipes.split_pass import SplitStart
+from asyncloader.datapipes.split_pass import SplitPass, SplitStart
 from asyncloader.errors import IteratorInvalidated, SnapshotError
 from tests.datapipes.resuming import (
     assert_goes_on,
@@ -693,3 +693,16 @@ def test_a_branch_that_came_to_its_end_is_not_in_the_way_of_another_that_begins_
     with DataLoader2(OneThenOther(right, again)) as loader:
         for _ in range(2):
             assert list(loader) == [*other, *(4 * one)]
+
+
+def test_passes_that_are_over_do_not_pile_up_in_an_endless_epoch():
+    def passes() -> int:
+        gc.collect()
+        return sum(type(each) is SplitPass for each in gc.get_objects())
+
+    even, odd = IterableWrapper(range(4)).shuffle().demux(2, lambda number: number % 2)
+    with DataLoader2(even.cycle().concat(odd)) as loader:
+        items, before = iter(loader), passes()
+        for _ in range(100):
+            next(items)
+        assert passes() < before + 10

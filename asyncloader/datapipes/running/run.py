@@ -111,13 +111,15 @@ class RunTree:
     #: Tells the loader at once what a worker has left out.
     tell: Callable[[], object] = staticmethod(lambda: None)
 
+    #: Returns the cursors of a pipe that does not begin as it would in a new epoch.
+    beginning_of: Callable[[RunTree, Any], Cursors] = staticmethod(lambda tree, pipe: {})
+
     def __init__(self, pipes: Iterable[Any] = ()) -> None:
         self._ids: set[int] = set()
         #: All that it runs.
         self.pipes: list[Any] = []
         self._passes: dict[int, Pass[Any]] = {}
         self._starts: dict[int, Cursors] = {}
-        self._beginnings: dict[int, list[Callable[[Cursors], None]]] = {}
         self.add(pipes)
 
     def add(self, pipes: Iterable[Any]) -> None:
@@ -170,16 +172,8 @@ class RunTree:
 
     def start_of(self, pipe: Any) -> Cursors:
         """Return the cursors that are set for a pipe's next pass, or with which it begins."""
-        if id(pipe) in self._starts:
-            return self._starts[id(pipe)]
-        cursors: Cursors = {}
-        for put in self._beginnings.get(id(pipe), ()):
-            put(cursors)
-        return cursors
-
-    def add_beginning(self, pipe: Any, put: Callable[[Cursors], None]) -> None:
-        """Let ``put`` add cursors where a pipe does not begin as it would in a new epoch."""
-        self._beginnings.setdefault(id(pipe), []).append(put)
+        own = self._starts.get(id(pipe))
+        return self.beginning_of(self, pipe) if own is None else own
 
     def forget_starts(self, pipes: Iterable[Any]) -> None:
         """Let the next passes of these pipes begin at their first items."""
