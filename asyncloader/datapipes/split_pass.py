@@ -154,7 +154,12 @@ def seeds_ahead(pipes: Sequence[Any], tree: RunTree) -> Seeds:
     joining = [pipe for pipe in pipes if is_branch(pipe) and pipe.joins_others(tree)]
     above = {id(each) for pipe in joining for each in pipes_from(pipe)}
     passes = [(pipe, tree.latest_pass(pipe)) for pipe in seeded if id(pipe) in above]
-    under_way = {number_of(pipe): begun.state.seed for pipe, begun in passes if begun is not None}
+    under_way = {
+        number_of(pipe): begun.state.seed
+        for pipe, begun in passes
+        # A shuffle that is switched off draws nothing.
+        if begun is not None and begun.state is not None
+    }
     return {**seeds_to_come(seeded), **under_way}
 
 

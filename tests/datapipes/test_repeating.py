@@ -154,7 +154,26 @@ ROUNDS: dict[str, Any] = {
     "branches of branches": lambda: branches_of_branches(*shuffled(1).fork(2)),
     "branches beside branches of a sister": lambda: beside_a_sister(*shuffled(1).fork(2)),
     "groups and branches of branches": lambda: branches_of_branches(*shuffled(1).demux(2, is_low)),
+    **{
+        f"branches of branches of {name} that is off": lambda off=off: branches_of_branches(
+            *off().map(int).fork(2)
+        )
+        for name, off in {
+            "a shuffle": lambda: shuffled(1).set_shuffle(False),
+            "a shuffle of a map": lambda: SequenceWrapper(range(5)).shuffle().set_shuffle(False),
+            "a shuffle in batches": lambda: (
+                digits().batch(2).in_batch_shuffle().set_shuffle(False).unbatch()
+            ),
+            "shuffled parts": lambda: (
+                digits().shuffled_flatmap(twice, buffer_size=3).set_shuffle(False)
+            ),
+        }.items()
+    },
 }
+
+
+def twice(digit: int) -> list[int]:
+    return [digit, digit]
 
 
 def is_low(digit: int) -> bool:
