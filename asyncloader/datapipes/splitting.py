@@ -78,6 +78,7 @@ class Branch(IterDataPipe[T]):
 class BranchPass(Pass[T]):
     """One branch's part in the pass that it shares with the other branches."""
 
+    #: The shared pass that it has joined.
     _split: SplitPass[T] | None = field(default=None, init=False, repr=False)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
@@ -85,8 +86,9 @@ class BranchPass(Pass[T]):
         return split.expect(self.pipe.index, position, cursors)
 
     def __iter__(self) -> Iterator[T]:
-        split = self._joined() if self._split is None else self._split
-        return BranchIterator(split, self.pipe.index, self.pipe.copied)
+        if self._split is None:
+            self._split = self._joined()
+        return BranchIterator(self._split, self.pipe.index, self.pipe.copied)
 
     def _joined(self, *, resumes: bool = False) -> SplitPass[T]:
         splitter = self.pipe.source
@@ -98,6 +100,9 @@ class BranchPass(Pass[T]):
     def cursor(self) -> Cursor:
         split = self.pipe.split_in(self.edge.tree)
         cursor: Cursor = {} if split is None else split.cursor_of(self.pipe.index)
+        if self._split is not split:
+            # Its reader has ended in an earlier pass, and does not begin in this one.
+            cursor.pop("seeds", None)
         return cursor
 
     def counts(self) -> tuple[int, int, bool, int]:

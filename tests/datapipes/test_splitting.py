@@ -706,3 +706,21 @@ def test_passes_that_are_over_do_not_pile_up_in_an_endless_epoch():
         for _ in range(100):
             next(items)
         assert passes() < before + 10
+
+
+READ_TWICE: dict[str, Any] = {
+    "beside another that has ended": lambda a, b: a.zip_longest(ReadTwice(b)),
+    "in turn with another that has ended": lambda a, b: a.mux_longest(ReadTwice(b)),
+    "before another": lambda a, b: ReadTwice(b).concat(a),
+    "after another": lambda a, b: a.concat(ReadTwice(b)),
+    "beside another and after it": lambda a, b: a.zip(b).concat(ReadTwice(b)),
+}
+
+
+@pytest.mark.parametrize("name", READ_TWICE)
+def test_a_pipe_of_the_user_that_reads_a_branch_twice_goes_on(name: str) -> None:
+    def graph() -> Any:
+        return READ_TWICE[name](*IterableWrapper(range(4)).shuffle().set_seed(1).fork(2))
+
+    assert_goes_on(graph)
+    assert_goes_on_twice(graph)
