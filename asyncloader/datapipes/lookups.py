@@ -9,7 +9,10 @@ set whose ``__getitems__`` is None cannot; so a map pipe can say whether what it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from reprlib import repr as short_repr
 from typing import Any
+
+from asyncloader.safe_error_text import note, notes_of
 
 
 def answers_many(source: Any) -> bool:
@@ -30,11 +33,44 @@ def _defines_many(cls: type) -> bool:
 def items_under(source: Any, keys: Sequence[Any]) -> Sequence[Any]:
     """Look up many keys, in one call where the source can; ValueError if answers are missing."""
     if not answers_many(source):
-        return [source[key] for key in keys]
-    items: Sequence[Any] = source.__getitems__(list(keys))
+        key = None
+        try:
+            return [source[key := each] for each in keys]
+        except Exception as error:
+            blame_key(error, key)
+            raise
+    try:
+        items: Sequence[Any] = source.__getitems__(list(keys))
+    except Exception as error:
+        _blame_keys(error, list(keys))
+        raise
     if len(items) != len(keys):
         raise ValueError(
             f"{type(source).__qualname__}.__getitems__ must return one item for each key, got"
             f" {len(items)} items for {len(keys)} keys"
         )
     return items
+
+
+_RAISED_FOR = "raised for the "
+
+
+def blame_key(error: Exception, key: Any) -> None:
+    """Add a note to an error that names the key whose item was looked up."""
+    # The pipe that looked the item up first knows best.
+    if not any(text.startswith(_RAISED_FOR) for text in notes_of(error)):
+        note(error, f"{_RAISED_FOR}item with key {_text_of(key)}")
+
+
+def _blame_keys(error: Exception, keys: list[Any]) -> None:
+    if len(keys) == 1:
+        blame_key(error, keys[0])
+    elif not any(text.startswith(_RAISED_FOR) for text in notes_of(error)):
+        note(error, f"{_RAISED_FOR}items with keys {_text_of(keys)}, which were asked for together")
+
+
+def _text_of(key: Any) -> str:
+    try:
+        return short_repr(key)
+    except Exception:  # noqa: BLE001 - a user's __repr__ ran
+        return f"<a {type(key).__qualname__} that cannot be shown>"

@@ -306,3 +306,47 @@ def test_what_is_made_of_each_item_before_the_batch_needs_one_item_at_a_time():
 
     batches = SequenceWrapper(data, deepcopy=False).to_iter_datapipe().map(made_of).batch(SIZE)
     assert next(iter(batches)) == [1, 2, 3, 4]
+
+
+class Broken(Single):
+    """Fails on one of its keys."""
+
+    def __getitem__(self, key: int) -> tuple[int, int]:
+        if key == 6:
+            raise OSError("cannot read this one")
+        return key, 1
+
+
+class BrokenMany(Broken):
+    def __getitems__(self, keys: list[int]) -> list[tuple[int, int]]:
+        return [self[key] for key in keys]
+
+
+def notes_of_the_error(loader: DataLoader2[Any]) -> list[str]:
+    with loader, pytest.raises(OSError, match="cannot read") as caught:
+        list(loader)
+    return caught.value.__notes__
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [None, 1, SIZE])
+def test_an_error_names_the_key_whose_item_was_looked_up(
+    batch_size: int | None, workers: int
+) -> None:
+    loader = DataLoader2.from_dataset(Broken(), batch_size=batch_size, num_workers=workers)
+    assert "raised for the item with key 6" in notes_of_the_error(loader)
+
+
+def test_an_error_in_a_function_over_a_data_set_names_the_key_once() -> None:
+    mapped = SequenceWrapper(Broken(), deepcopy=False).map(same)
+    for graph in (mapped.to_iter_datapipe().batch(SIZE), mapped.batch(SIZE).to_iter_datapipe()):
+        notes = notes_of_the_error(DataLoader2(graph))
+        assert [text for text in notes if "key" in text] == ["raised for the item with key 6"]
+
+
+def test_an_error_of_many_items_names_their_keys() -> None:
+    loader = DataLoader2.from_dataset(BrokenMany(), batch_size=SIZE)
+    (found,) = [text for text in notes_of_the_error(loader) if "key" in text]
+    assert found == "raised for the items with keys [4, 5, 6, 7], which were asked for together"
+    alone = DataLoader2.from_dataset(BrokenMany(), batch_size=1)
+    assert "raised for the item with key 6" in notes_of_the_error(alone)
