@@ -708,7 +708,8 @@ Look for one of these causes:
 - the state is changed after the yield: change it before;
 - self.source is read instead of the source that run is given;
 - a run does not begin at item state.taken, or does not read again what it held;
-- positions that are saved are not those of the items: they count the source's items from 0;
+- positions that are saved are not those of the items: they count the source's items from 0, as
+  enumerate(items, state.taken) does; state.taken itself says only where the run began;
 - needs returns too much: it says how many items of the source are needed no more, and with
   several sources that is needs_each;
 - it yields a list or dict and changes it later: yield a copy.

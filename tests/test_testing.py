@@ -204,6 +204,13 @@ class HoldsOthers(Dedupe):
         return max(0, position - 1)
 
 
+class CountsByTheState(Dedupe):
+    def run(self, source: Any, state: Any) -> Iterator[int]:
+        for item in super().run(source, state):
+            state.held[-1] = state.taken
+            yield item
+
+
 class TooLong(Pairwise):
     def __len__(self) -> int:
         return len(self.source) + 1
@@ -318,6 +325,7 @@ WRONG: dict[Any, str] = {
     ReadsSelfSource: "did not yield the rest: .*self.source is read instead of the source that",
     NeedsTooMuch: "a new loader that resumed from it .*needs returns too much",
     HoldsOthers: "a new loader that resumed from it .*does not read again what it held",
+    CountsByTheState: "a new loader that resumed from it .* state.taken itself says only",
     TooLong: r"len\(TooLong\(\)\) is 17, and it yields 16 items: correct __len__",
     HasAnAddress: "must have no address, which differs each time: leave out __repr__",
     HasALongName: "must be one line of at most 80 characters",

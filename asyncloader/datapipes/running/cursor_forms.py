@@ -379,9 +379,10 @@ class Seeding(Fields):
 class State(Fields):
     """A pipe's place between two items, as it is saved: how many it has taken and yielded.
 
-    Both are kept for you. What else has to be remembered is declared as in a dataclass, and is
-    saved with them: numbers, texts, lists and dicts of those. Names that begin with ``_`` are for
-    what a run needs meanwhile, and are not saved. Change a state before you yield, not after.
+    Both say where a run begins, and are kept for you: not at each item, but when the state is
+    saved. What else has to be remembered is declared as in a dataclass, and is saved with them:
+    numbers, texts, lists and dicts of those. Names that begin with ``_`` are for what a run needs
+    meanwhile, and are not saved. Change a state before you yield, not after.
 
     Where a resumed run needs items again that were taken, ``needs`` says which is the first.
 
