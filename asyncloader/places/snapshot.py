@@ -468,7 +468,7 @@ def _check_plain(value: Any, name: str, depth: int, left: int) -> int:
         raise SnapshotError(
             f"{name} holds a {type(value).__qualname__}, but a state may only hold plain data:"
             " None, bool, int, float, str, bytes, tensors that are not quantized, arrays, and"
-            " lists, tuples and dicts of those"
+            f" lists, tuples and dicts of those{_remedy(value)}"
         )
     if depth == 0:
         raise SnapshotError(f"{name} is nested more than {MAX_DEPTH} levels deep")
@@ -492,6 +492,15 @@ def is_array(value: object) -> bool:
     numpy = sys.modules.get("numpy")
     is_one = numpy is not None and type(value) is getattr(numpy, "ndarray", None)
     return is_one and getattr(value, "dtype").kind in _ARRAYS  # noqa: B009 - it has one
+
+
+def _remedy(value: object) -> str:
+    """Say what to save in the place of something that is nearly plain."""
+    if isinstance(value, set | frozenset):
+        return "; save a list of what is in it"
+    generic = getattr(sys.modules.get("numpy"), "generic", None)
+    is_number = generic is not None and isinstance(value, generic)
+    return "; save what its method item() returns" if is_number else ""
 
 
 def _elements(value: Any) -> Any:

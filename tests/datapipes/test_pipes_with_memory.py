@@ -8,6 +8,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
+import numpy
 import pytest
 
 from asyncloader import DataLoader2, Edge, MultiProcessingReadingService, Pipe, State
@@ -281,19 +282,28 @@ def test_stats_count_what_it_takes_and_yields():
 # What is refused -------------------------------------------------------------------------
 
 
-def test_a_set_in_a_state_is_named():
-    class Sets(Dedupe):
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({1}, "holds a set, but .*; save a list of what is in it"),
+        ([frozenset()], "holds a frozenset, but .*; save a list of what is in it"),
+        (numpy.float64(1), r"holds a float64, but .*; save what its method item\(\) returns"),
+        (1j, "holds a complex, but .* lists, tuples and dicts of those$"),
+    ],
+)
+def test_what_a_state_cannot_hold_is_named_with_what_to_save_in_its_place(seen, words):
+    class Sees(Dedupe):
         class State(State):
             seen: Any = None
 
         def run(self, source: Edge[int], state: Any) -> Iterator[int]:
             for item in source:
-                state.seen = {item}
+                state.seen = seen
                 yield item
 
-    with DataLoader2(Sets(IterableWrapper(WORDS))) as loader:
+    with DataLoader2(Sees(IterableWrapper(WORDS))) as loader:
         next(iter(loader))
-        with pytest.raises(SnapshotError, match="'seen', in the state of a pipe, holds a set"):
+        with pytest.raises(SnapshotError, match=f"'seen', in the state of a pipe, {words}"):
             loader.state_dict()
 
 
