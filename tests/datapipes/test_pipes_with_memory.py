@@ -346,6 +346,13 @@ def _now(self: Any, source: Any, state: Any) -> Iterator[int]:
     yield 1
 
 
+def test_a_field_that_begins_as_a_set_is_refused():
+    with pytest.raises(
+        TypeError, match=r"a field of Mine .* save a list in the place of a set.*field seen"
+    ):
+        type("Mine", (State,), {"__annotations__": {"seen": set}, "seen": set()})
+
+
 def test_a_field_with_the_name_of_a_method_is_refused():
     with pytest.raises(TypeError, match="has a field 'first', which is the name of a method"):
         type("Mine", (State,), {"__annotations__": {"first": int}, "first": 0})

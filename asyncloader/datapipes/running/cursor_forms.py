@@ -246,7 +246,15 @@ class Fields:
             # A list or a dict as a default is one for each object.
             if type(default) in (list, dict) and not name.startswith("__"):
                 setattr(cls, name, field(default_factory=functools.partial(_copied, default)))
-        dataclass(kw_only=True, eq=False)(cls)
+        try:
+            dataclass(kw_only=True, eq=False)(cls)
+        except ValueError as error:
+            # Of a set, or an array. Its own advice does not help here.
+            raise TypeError(
+                f"a field of {cls.__qualname__} may begin with a number, a text, a list, a dict or"
+                " None: save a list in the place of a set, and begin with None in the place of an"
+                f" array ({error})"
+            ) from None
         for each in dataclasses.fields(cls):  # type: ignore[arg-type]  # now it is one
             if hasattr(Fields, each.name):
                 raise TypeError(
