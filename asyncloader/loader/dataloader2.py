@@ -741,7 +741,13 @@ def _own_service(service: ReadingServiceInterface | None) -> ReadingServiceInter
         raise TypeError(
             f"reading_service must derive from ReadingServiceInterface, got {kind_name(service)}"
         )
-    return copy.deepcopy(service, {id(each): each for each in _functions_of(service)})
+    try:
+        return copy.deepcopy(service, {id(each): each for each in _functions_of(service)})
+    except Exception as error:
+        raise TypeError(
+            f"{service!r} cannot be copied, and a loader runs a copy of its service: {error!r};"
+            " start threads, open files and make locks in initialize, not in __init__"
+        ) from error
 
 
 def _functions_of(service: Any) -> Iterator[Any]:

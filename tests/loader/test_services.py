@@ -782,3 +782,13 @@ def test_an_attribute_that_hides_a_method_of_a_service_is_refused_by_name(kind, 
         DataLoader2(IterableWrapper(range(3)), reading_service=Named())
     with pytest.raises(TypeError, match=words):
         SequentialReadingService(InProcessReadingService(), Named())
+
+
+def test_a_service_that_cannot_be_copied_is_refused_by_name() -> None:
+    class Locked(ReadingServiceInterface):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    words = r"Locked\(.*\) cannot be copied, and .* make locks in initialize, not in __init__"
+    with pytest.raises(TypeError, match=words):
+        DataLoader2(IterableWrapper(range(3)), reading_service=Locked())
