@@ -1026,7 +1026,8 @@ def it_hands_out_what_the_graph_yields(case: ServiceCase) -> None:
         _demand(
             _same(one, other),
             f"{case.make()!r} does not yield what the graph yields{after}: {_unlike(one, other)}."
-            " A service that changes the graph says so by like=",
+            " A service that changes the graph says so by like=, and one that runs copies of it"
+            " gives them their seeds in its reset",
         )
 
 

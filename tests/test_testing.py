@@ -408,7 +408,7 @@ def test_a_right_service_passes():
     [
         (lambda: 5, "make.. must return a reading service, and returned int"),
         (lambda: InPairs, "must return a reading service, and returned the class InPairs"),
-        (InPairs, "does not yield what the graph yields: .* says so by like="),
+        (InPairs, "does not yield what the graph yields: .* says so by like=, and .* in its reset"),
         (lambda: ForgetsItsArgument(2), "keeps its argument 'size' nowhere: set self.size"),
         (OpensAFile, "after a loader with .* leaves behind: unclosed file"),
     ],
