@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import ref
 
 from asyncloader.arguments import checked_count
@@ -100,8 +100,7 @@ class Again(Exception):
         return Again, (self.partial,)
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """How much a rollout has on its hands."""
 
     #: The calls that run.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import heapq
 import logging
 import math
@@ -36,7 +37,7 @@ from asyncloader.datapipes.running.watch.under_way import UnderWay, of_task
 from asyncloader.datapipes.settled import Reason, item_numbers
 from asyncloader.datapipes.tolerance import Failure, failure_of
 from asyncloader.errors import LoaderError
-from asyncloader.runtime import begin_task, contained, released, running_loop
+from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
 from asyncloader.safe_error_text import note
 from asyncloader.waiting import call_soon
 
@@ -107,6 +108,14 @@ class Gate:
             call_soon(each.loop, each.go_on)
 
 
+def _failed(error: BaseException, prompt: Any, pipe: Any) -> Failure | Exit:
+    """Return what a call that raised an error gave; raise what ends the task."""
+    try:
+        return failure_of(error, prompt, pipe)
+    except SystemExit as end:
+        return Exit(end)
+
+
 class Group:
     """One prompt: the calls for it, and their results."""
 
@@ -141,7 +150,7 @@ class Group:
 
     def begun_at(self) -> int:
         """Return the version of the oldest part of its results."""
-        return min((each.begun_at or 0 for each in self.done()), default=0)
+        return min([each.begun_at or 0 for each in self.done()], default=0)
 
     def wants(self, member: Member) -> bool:
         """Whether a result of one of its members is still of use."""
@@ -284,6 +293,8 @@ class Calls(RunningAhead):
         self._is_asking = False
         # How many calls were begun in this turn of the loop.
         self._begun_now = 0
+        # Each call would make a copy of its own.
+        self._context = contextvars.copy_context()
         pipe.gate.watch(self)
 
     # Reading prompts ----------------------------------------------------------------------
@@ -440,9 +451,9 @@ class Calls(RunningAhead):
             if not self._may_begin_now():
                 return
             heapq.heappop(self._waiting)
-            task = begin_task(self.loop, contained(self._made, member), "asyncloader rollout")
+            task = begin_task(self.loop, self._made(member), "asyncloader rollout")
             self.under_way[task] = member
-            task.add_done_callback(self._end_call)
+            task.add_done_callback(self._end_call, context=self._context)
 
     def _may_begin_now(self) -> bool:
         """Whether one more call may begin in this turn of the loop."""
@@ -485,7 +496,7 @@ class Calls(RunningAhead):
         except BaseException as error:
             if running_loop() is None:
                 raise
-            return failure_of(error, member.group.prompt, self.pipe)
+            return _failed(error, member.group.prompt, self.pipe)
 
     def _end_call(self, task: asyncio.Task[Any]) -> None:
         member = self.under_way.pop(task)
