@@ -6,6 +6,7 @@ that does not go together with another one (torchdata 0.9 with torchdata 0.11).
 
 from __future__ import annotations
 
+import compileall
 import importlib.util
 import os
 import subprocess
@@ -60,6 +61,10 @@ class ThisEnvironment(Environment):
     @property
     def is_made(self) -> bool:
         return True
+
+    def make(self) -> None:
+        """Compile this asyncloader, as pip has compiled what is installed."""
+        compileall.compile_dir(ROOT / "asyncloader", quiet=1)
 
     def missing(self, needs: tuple[str, ...]) -> list[str]:
         return [module for module in needs if not _is_installed(module)]
