@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 from tests.benchmarks import w4
@@ -90,6 +92,62 @@ def rate(job: Job, engine: str, mode: str, take: Take) -> float:
     return asyncio.run(taken())
 
 
+class BareThreads:
+    """Two threads and a queue with two results of each: no order, errors, states or limits."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __iter__(self) -> Iterator[Any]:
+        results = SimpleQueue[Any]()
+        room = threading.Semaphore(2 * WORKERS)
+        threads = [
+            threading.Thread(target=self._make, args=(worker, results, room))
+            for worker in range(WORKERS)
+        ]
+        for thread in threads:
+            thread.start()
+        running = WORKERS
+        while running:
+            result = results.get()
+            if result is _END:
+                running -= 1
+            else:
+                yield result
+                # Its memory is there for the next one.
+                del result
+                room.release()
+        for thread in threads:
+            thread.join()
+
+    def _make(self, worker: int, results: SimpleQueue[Any], room: threading.Semaphore) -> None:
+        items = self._job.part(worker, WORKERS)
+        while room.acquire() and (item := next(items, _END)) is not _END:
+            results.put(item)
+            del item
+        results.put(_END)
+
+
+_END = object()
+
+
+def bare_rate(job: Job, take: Take) -> float:
+    """Return what two bare threads make a second."""
+    import torch  # noqa: F401
+
+    single_threaded()
+    return sync_rate(BareThreads(job), take, EPOCHS)
+
+
+def bare_images() -> float:
+    w4.prepare()
+    return bare_rate(w4.JOB, len)
+
+
+def bare_gigabytes(job: Job) -> float:
+    return bare_rate(job, nbytes_of) / 1e9
+
+
 def images(engine: str, mode: str) -> float:
     w4.prepare()
     return rate(w4.JOB, engine, mode, len)
@@ -135,6 +193,7 @@ def proportional() -> float:
 
 
 PROCESS, THREAD = "asyncloader, 2 processes, for", "asyncloader, 2 threads, for"
+BARE = "limit: 2 threads and a queue, for"
 ENGINES = [
     (PROCESS, "processes", "for"),
     (THREAD, "threads", "for"),
@@ -150,9 +209,10 @@ def of_tensors(size: str, nbytes: int, items: int) -> Comparison:
         "GB/s",
         [
             *(Case(name, gigabytes, args=(job, engine, mode)) for name, engine, mode in ENGINES),
+            Case(BARE, bare_gigabytes, args=(job,)),
             *cases([*PROCESSES, *THREADS], their_gigabytes, replace(job, count=items // 4)),
         ],
-        against=[PROCESS, TORCH],
+        against=[PROCESS, BARE, TORCH],
         targets=[Target(THREAD, 3, PROCESS)],
     )
 
@@ -163,9 +223,10 @@ COMPARISONS = [
         "images/s",
         [
             *(Case(name, images, args=(engine, mode)) for name, engine, mode in ENGINES),
+            Case(BARE, bare_images),
             *cases([*PROCESSES, *THREADS], their_images),
         ],
-        against=[PROCESS, TORCH],
+        against=[PROCESS, BARE, TORCH],
         targets=[Target(THREAD, 0.95, PROCESS)],
     ),
     Comparison(
@@ -173,9 +234,10 @@ COMPARISONS = [
         "texts/s",
         [
             *(Case(name, rate, args=(TOKENS, engine, mode, one)) for name, engine, mode in ENGINES),
+            Case(BARE, bare_rate, args=(TOKENS, one)),
             *cases([*PROCESSES, *THREADS], peer_rate, TOKENS),
         ],
-        against=[PROCESS, TORCH],
+        against=[PROCESS, BARE, TORCH],
     ),
     of_tensors("4 MiB", 4 * MIB, sized(1_500, 60)),
     of_tensors("32 MiB", 32 * MIB, sized(150, 8)),
