@@ -27,7 +27,7 @@ from asyncloader.transport.arena import Arena, ArenaView, Block, News, SlotRef, 
 from asyncloader.transport.channel import close_all
 from asyncloader.transport.code import pickler_by_value
 from asyncloader.transport.frame import Buffer
-from asyncloader.transport.pickling import LARGE, Pickled, Pickler, Source, load
+from asyncloader.transport.pickling import LARGE, Pickled, Pickler, Source, copies, load
 from asyncloader.transport.raw_arrays import has_torch, speaks_of_torch
 
 
@@ -584,8 +584,11 @@ def read_payload(payload: bytes | memoryview) -> Payload:
         raise TransportError("a payload's pickles claim other buffers than there are")
     if pickles != items and (pickles != 1 or items > size):
         raise TransportError(f"a payload has {pickles} pickles for {items} items")
-    if buffers:
-        _check_buffers(read, size)
+    if not buffers:
+        return read
+    _check_buffers(read, size)
+    if not read.is_slow and sum([nbytes for _, _, nbytes in read.buffers]) >= _LONG_COPY:
+        read = read._replace(is_slow=copies(bytes(read.memory[data_start : read.in_band_start])))
     return read
 
 

@@ -145,7 +145,7 @@ class Dump:
         if torch is not None and kind is getattr(torch, "Tensor", None):
             return self._reduce_tensor(torch, item)
         if kind is _Beside:
-            return item.kind, (pickle.PickleBuffer(item.data),)
+            return copied_into, (item.kind, pickle.PickleBuffer(item.data))
         if kind is memoryview:
             return _reduce_memoryview(item)
         if torch is not None and kind is getattr(torch, "UntypedStorage", None):
@@ -243,6 +243,28 @@ def _marked(value: Any) -> Any:
     return _Beside(value) if type(value) in _BYTES and len(value) >= IN_BAND_BELOW else value
 
 
+def copied_into(kind: type[Any], memory: Any) -> Any:
+    """Copy memory into bytes or a bytearray; where it is much, other threads can run meanwhile."""
+    view = memoryview(memory)
+    if len(view) < LARGE:
+        return kind(view)
+    if kind is bytes and not view.readonly:
+        # Nobody else has it yet, and ctypes releases the GIL.
+        made = bytes(len(view))
+        source = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        ctypes.memmove(made, source, len(view))  # type: ignore[arg-type]  # it takes bytes, too
+        return made
+    grown = bytearray()
+    for start in range(0, len(view), LARGE):
+        grown += view[start : start + LARGE]
+    return grown if kind is bytearray else kind(grown)
+
+
+def copies(pickled: bytes) -> bool:
+    """Whether what is unpickled copies memory that travels beside it."""
+    return any(each.__name__.encode() in pickled for each in (copied_into, _memoryview))
+
+
 #: What a view of bytes can be cast to.
 _CASTS = frozenset("?cbBhHiIlLqQnNfdP")
 
@@ -256,7 +278,7 @@ def _reduce_memoryview(view: memoryview) -> Any:
 
 
 def _memoryview(kind: type[Any], data: Any, form: str, shape: tuple[int, ...]) -> memoryview:
-    flat = memoryview(kind(data))
+    flat = memoryview(copied_into(kind, data))
     return flat if form == "B" and len(shape) == 1 else flat.cast(form, shape)  # type: ignore[call-overload]
 
 

@@ -354,6 +354,33 @@ def test_large_bytes_do_not_pass_through_the_socket(wire):
     assert wire.arena.lent_bytes == 0
 
 
+MUCH = 5 << 20
+
+
+@pytest.mark.parametrize(
+    "make",
+    [bytes, bytearray, lambda data: {"a": bytes(data)}, lambda data: memoryview(bytes(data))],
+    ids=["bytes", "bytearray", "in a dict", "memoryview"],
+)
+def test_many_bytes_are_copied_in_a_thread_and_come_back_as_they_were(wire, make):
+    item = make(os.urandom(MUCH // 16) * 16 + b"end")
+    payload = wire.decoder.admit(*wire.payload([item]))
+    assert payload.is_slow
+    (got,) = wire.decoder.items(payload)
+    assert got == item
+    assert type(got) is type(item)
+    small = wire.decoder.admit(*wire.payload([make(bytes(BIG))]))
+    assert not small.is_slow
+    wire.decoder.give_back(small)
+
+
+def test_an_array_beside_a_few_bytes_is_not_copied_in_a_thread(wire):
+    for item in (np.zeros(MUCH, np.uint8), ("copied", np.zeros(MUCH, np.uint8))):
+        payload = wire.decoder.admit(*wire.payload([item]))
+        assert not payload.is_slow
+        wire.decoder.give_back(payload)
+
+
 def test_memoryviews_come_back_with_their_shape(wire):
     view = memoryview(bytearray(range(24))).cast("i", (2, 3))
     small, large = wire.carry([view, memoryview(bytes(BIG))])
