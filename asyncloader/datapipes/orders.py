@@ -32,7 +32,7 @@ from asyncloader.system import in_forked_child
 #: a thousand, and the first item should not wait for so many.
 _TOGETHER = (64, 512, 4096)
 
-#: A sampler that takes longer for its first keys is not asked for them twice.
+#: A sampler that takes longer for its first keys is asked for them twice in the first epoch alone.
 _CHEAP_SECONDS = 1.0
 
 #: How often that is tried, as another thread may have drawn from the global generators meanwhile.
@@ -44,7 +44,8 @@ class Order:
 
     The sampler itself is neither iterated nor changed, and ``dataset``, which it may hold, is not
     copied. A ``set_epoch`` is called on the copy, with ``epoch``. A sampler that yields other keys
-    the second time is a RuntimeError, unless it takes long for its first keys.
+    the second time is a RuntimeError; one that takes long is asked a second time for its first keys
+    in the first epoch alone, which every run begins with.
     """
 
     def __init__(self, sampler: Any, seed: int, *, epoch: int = 0, dataset: Any = None) -> None:
@@ -77,11 +78,13 @@ class Order:
             begun = perf_counter()
             draw, twin = self._new_draw(), None
             first = draw.next(_TOGETHER[0])
+            takes_long = perf_counter() - begun > _CHEAP_SECONDS
             is_copied = draw.copied.sampler is not self._sampler
-            if not is_copied or perf_counter() - begun > _CHEAP_SECONDS:
+            if not is_copied or (takes_long and self._epoch):
                 break
             twin = self._new_draw()
             if _are_same(first, twin.next(_TOGETHER[0])):
+                twin = None if takes_long else twin
                 break
         else:
             raise self._changes()

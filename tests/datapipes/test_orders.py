@@ -22,6 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from asyncloader.datapipes import orders
 from asyncloader.datapipes.orders import Order
 
 COUNT = 1500
@@ -289,6 +290,31 @@ class Box:
 def test_a_sampler_that_cannot_be_repeated_is_refused_by_name(name: str) -> None:
     with pytest.raises(RuntimeError, match="Holding yields other keys each time"):
         keys(UNKNOWN[name](), 1)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_sampler_that_takes_long_and_cannot_be_repeated_is_refused_in_the_first_epoch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "_CHEAP_SECONDS", -1.0)
+    with pytest.raises(RuntimeError, match="Holding yields other keys each time"):
+        keys(UNKNOWN[name](), 1)
+
+
+def test_a_sampler_that_takes_long_is_asked_once_in_later_epochs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(orders, "_CHEAP_SECONDS", -1.0)
+    asked: list[int] = []
+
+    def ask(_: Any) -> list[int]:
+        asked.append(1)
+        return shuffled(random)
+
+    keys(Holding(ask), 1)
+    assert len(asked) == 2
+    keys(Holding(ask), 1, epoch=1)
+    assert len(asked) == 3
 
 
 def test_a_thread_that_draws_meanwhile_spoils_no_order_in_silence() -> None:
