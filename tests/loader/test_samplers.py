@@ -368,8 +368,8 @@ class Drawing(Sampler):
         return iter((numpy.random.permutation(COUNT) if self.module == "numpy" else drawn).tolist())
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("module", ["numpy", "torch"])
+# That of numpy runs with the other tests, and so with the lowest numpy, which is another kind.
+@pytest.mark.parametrize("module", ["numpy", pytest.param("torch", marks=pytest.mark.soak)])
 def test_a_sampler_that_imports_what_it_draws_from_has_the_loaders_order(
     module: str, tmp_path: Path
 ) -> None:
