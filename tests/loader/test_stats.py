@@ -718,6 +718,11 @@ CASES = {
         "the consumer waits 90 % of the time; 60 % of a worker's time goes into sending"
         " items: send less data, or give a larger prefetch_bytes if it waits for shared memory",
     ),
+    "importing": (
+        verdict(9.0, DECODE, workers=(worker(10, importing=7.0),)),
+        "the consumer waits 90 % of the time; 70 % of a worker's time goes into importing modules,"
+        " which each does once: look again at a longer epoch, or at the next one",
+    ),
     "the dispatching process": (
         verdict(9.0, DEALT, stage("map(parse)", 0.8, "dispatcher"), workers=(worker(10), DEALER)),
         "the consumer waits 90 % of the time; the workers wait 70 % of their time for the"

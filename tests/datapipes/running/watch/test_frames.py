@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from asyncloader.datapipes.running.watch import frames, watching
 from asyncloader.datapipes.running.watch.frames import (
     ELSEWHERE,
     HANDING,
+    IMPORTING,
     OUTSIDE,
     CodeOwners,
     can_be_looked_at,
@@ -215,6 +217,27 @@ def test_a_thread_in_none_of_the_pipes_hands_on_or_is_elsewhere():
     assert driver() == HANDING
     assert calls() == HANDING
     assert beside() == OUTSIDE
+
+
+def test_a_thread_that_imports_a_module_for_a_pipe_is_importing(tmp_path, monkeypatch):
+    (tmp_path / "looked_at.py").write_text("import sys\nsys.look_now()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def importing(item: Any) -> Any:
+        look()
+        importlib.import_module("looked_at")
+        return item
+
+    def look() -> None:
+        places.append(CodeOwners(pipes).place(sys._getframe(), drain.__code__))
+
+    places: list[int] = []
+    monkeypatch.setattr(sys, "look_now", look, raising=False)
+    graph = IterableWrapper([1]).map(importing)
+    pipes = breadth_first(graph)
+    RunTree(pipes)
+    drain(graph)
+    assert places == [pipes.index(graph), IMPORTING]
 
 
 def test_a_generator_is_no_pipes_where_there_are_none():
