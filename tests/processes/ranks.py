@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 240
 
 Scene = Callable[..., Any]
 _scenes: dict[str, Scene] = {}
