@@ -257,6 +257,15 @@ def at_beginning(pipe: Any, cursors: Cursors) -> Cursors:
     return {number: each for number, each in own.items() if "seeds" in each and not each["yielded"]}
 
 
+def put_left(sources: Iterable[Edge[Any]], into: Cursors) -> None:
+    """Add where branches are that have left, and will be read again by sources to come."""
+    for source in sources:
+        for branch in branches_above(source.pipe):
+            split = branch.split_in(source.tree)
+            if split is not None and split.has_left(branch.index) and number_of(branch) not in into:
+                put_cursor(branch, split.cursor_of(branch.index), into)
+
+
 class EndedBranches:
     """Where branches are that were read by sources that have ended; others may still read them."""
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.edges import EndedBranches, edges_of, pipes_from
+from asyncloader.datapipes.edges import EndedBranches, edges_of, pipes_from, put_left
 from asyncloader.datapipes.patterns import Pipe, PipePass
 from asyncloader.datapipes.randomness import (
     SeedPairs,
@@ -141,6 +141,8 @@ class ConcatPass(PipePass[T]):
     def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
         self.state._ended.put(into, [self.source])
+        # Of an earlier round of a cycle.
+        put_left(self.sources[self.state.current + 1 :], into)
 
     def resume_sources(self, taken: int | None, cursors: Cursors) -> None:
         self.state._ended.resume(self.sources[: self.state.current], cursors)

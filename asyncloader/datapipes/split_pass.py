@@ -102,6 +102,15 @@ def _branches_above(cursors: Cursors) -> Cursors:
     return found
 
 
+def _of_one_pass(index: int, own: dict[int, Cursor]) -> dict[int, Cursor]:
+    """Return those of a splitter's branches' cursors that are of the pass of one branch.
+
+    Others are of branches whose readers have ended in an earlier pass of the epoch.
+    """
+    seeds = own[index].get("seeds") if index in own else None
+    return own if seeds is None else {at: c for at, c in own.items() if c.get("seeds") == seeds}
+
+
 def _put_branches(cursors: Cursors, into: dict[int, dict[int, Cursor]]) -> None:
     """Sort branches' cursors by the numbers of their splitters and their indices."""
     for cursor in cursors.values():
@@ -289,6 +298,10 @@ class SplitPass(Pass[T]):
         is_new = not self._lives[index].has_begun and not self._wanted_from[index]
         return self._is_drawing and is_new and not self.is_invalid
 
+    def has_left(self, index: int) -> bool:
+        """Whether a branch has left, so that to read it again begins a new pass."""
+        return self._lives[index].is_over
+
     def begun(self) -> set[int]:
         """Return the branches that have been in this pass or an earlier one of the epoch."""
         begun = {index for index, life in enumerate(self._lives) if life.has_begun}
@@ -353,7 +366,7 @@ class SplitPass(Pass[T]):
                 return position - self._wanted_from[index]
             # A reader that is behind another splitter has its place in the cursors of that one.
             above = _branches_above(cursors)
-            self._believe(self._cursors_in(above | cursors))
+            self._believe(_of_one_pass(index, self._cursors_in(above | cursors)))
             self._others |= above
             self._others |= {place: each for place, each in cursors.items() if "splitter" in each}
             self._wanted_from[index] = position

@@ -154,6 +154,8 @@ ROUNDS: dict[str, Any] = {
     "branches of branches": lambda: branches_of_branches(*shuffled(1).fork(2)),
     "branches beside branches of a sister": lambda: beside_a_sister(*shuffled(1).fork(2)),
     "groups and branches of branches": lambda: branches_of_branches(*shuffled(1).demux(2, is_low)),
+    "a branch before rounds of its sister": lambda: before_rounds(*shuffled(1).fork(2)),
+    "groups of rounds of a sister": lambda: before_rounds(*shuffled(1).demux(2, is_low)),
     **{
         f"branches of branches of {name} that is off": lambda off=off: branches_of_branches(
             *off().map(int).fork(2)
@@ -170,6 +172,10 @@ ROUNDS: dict[str, Any] = {
         }.items()
     },
 }
+
+
+def before_rounds(first: Any, second: Any) -> Any:
+    return first.concat(second.cycle(2).batch(2))
 
 
 def twice(digit: int) -> list[int]:
