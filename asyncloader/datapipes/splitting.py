@@ -98,11 +98,9 @@ class BranchPass(Pass[T]):
         return joined
 
     def cursor(self) -> Cursor:
-        split = self.pipe.split_in(self.edge.tree)
+        # Others may have begun a later pass since the reader of this one has ended.
+        split = self._split or self.pipe.split_in(self.edge.tree)
         cursor: Cursor = {} if split is None else split.cursor_of(self.pipe.index)
-        if self._split is not split:
-            # Its reader has ended in an earlier pass, and does not begin in this one.
-            cursor.pop("seeds", None)
         return cursor
 
     def counts(self) -> tuple[int, int, bool, int]:

@@ -717,6 +717,22 @@ READ_TWICE: dict[str, Any] = {
 }
 
 
+def beside_branches_of_rounds(first: Any, second: Any) -> Any:
+    third, fourth = first.batch(2).cycle(2).fork(2)
+    return second.mux_longest(third.mux(fourth))
+
+
+@pytest.mark.parametrize("name", ["fork", "round_robin_demux"])
+def test_a_source_that_ended_before_its_sister_began_again_goes_on(name: str) -> None:
+    def graph() -> Any:
+        return beside_branches_of_rounds(
+            *getattr(IterableWrapper(range(6)).shuffle().set_seed(1), name)(2)
+        )
+
+    assert_goes_on(graph)
+    assert_goes_on_twice(graph)
+
+
 @pytest.mark.parametrize("name", READ_TWICE)
 def test_a_pipe_of_the_user_that_reads_a_branch_twice_goes_on(name: str) -> None:
     def graph() -> Any:
