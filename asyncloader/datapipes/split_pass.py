@@ -328,6 +328,23 @@ class SplitPass(Pass[T]):
     def counts(self) -> tuple[int, int, bool, int]:
         return self.taken, sum(map(self.yielded_by, range(len(self.given)))), False, 0
 
+    def first_cursor_of(self, index: int) -> Cursor:
+        """Return the beginning of a pass as the position of a branch."""
+        cursor = vars(
+            Branching(
+                splitter=number_of(self.split),
+                index=index,
+                yielded=0,
+                left=[],
+                gone=[],
+                taken=0,
+                given=[0] * self.split.num_instances,
+                above=[],
+            )
+        )
+        del cursor["seeds"]
+        return cursor
+
     def cursor_of(self, index: int) -> Cursor:
         """Return a branch's position, and a start from which the pass can be made again."""
         with self._drawing:

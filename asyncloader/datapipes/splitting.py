@@ -98,10 +98,13 @@ class BranchPass(Pass[T]):
         return joined
 
     def cursor(self) -> Cursor:
-        # Others may have begun a later pass since the reader of this one has ended.
-        split = self._split or self.pipe.split_in(self.edge.tree)
-        cursor: Cursor = {} if split is None else split.cursor_of(self.pipe.index)
-        return cursor
+        split: SplitPass[T] | None = self.pipe.split_in(self.edge.tree)
+        if split is None:
+            return {}
+        if self._split in (split, None):
+            return split.cursor_of(self.pipe.index)
+        # Its reader has ended, and others have begun a later pass.
+        return split.first_cursor_of(self.pipe.index)
 
     def counts(self) -> tuple[int, int, bool, int]:
         split = self.pipe.split_in(self.edge.tree)
