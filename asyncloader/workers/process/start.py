@@ -29,6 +29,7 @@ from asyncloader.runtime import (
     descriptors_for,
     fill_standard_descriptors,
     process_for,
+    uncancellable,
 )
 from asyncloader.shield import shielded
 from asyncloader.system import HAS_WORKERS, channel_pair, in_forked_child, require_workers
@@ -256,7 +257,7 @@ class ProcessEngine:
     async def close(self) -> None:
         self._packed = []
         if self._heritage is not None:
-            await asyncio.wrap_future(_in_spawner(self._heritage.end))
+            await asyncio.wrap_future(_in_spawner(self._heritage.end, always=True))
 
     async def why_late(self) -> str:
         return ""
@@ -277,14 +278,17 @@ _lock = threading.Lock()
 _spawner: CallThread | None = None
 
 
-def _in_spawner(call: Callable[[], T]) -> Future[T]:
-    """Call a function in the spawner's thread, in turn, unless the future is cancelled before."""
+def _in_spawner(call: Callable[[], T], *, always: bool = False) -> Future[T]:
+    """Call a function in the spawner's thread, in turn, unless the future is cancelled before.
+
+    With ``always`` it is called whether or not anybody waits for it.
+    """
     global _spawner
-    future: Future[T] = Future()
+    future: Future[T] = uncancellable() if always else Future()
     with _lock:
         if _spawner is None:
             _spawner = CallThread("asyncloader spawner")
-        _spawner.submit(partial(_settle, future, call))
+        _spawner.submit(partial(call_into if always else _settle, future, call))
     return future
 
 

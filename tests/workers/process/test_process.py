@@ -31,7 +31,8 @@ from asyncloader.workers.process.process import (
     close_processes,
     kill_processes_now,
 )
-from asyncloader.workers.process.start import start_process
+from asyncloader.workers.process.start import ProcessEngine, _in_spawner, start_process
+from asyncloader.workers.process.template import Heritage
 from tests.leaks import Belongings, descendants, leaves_nothing, left_since
 from tests.needs import LOOPS, needs_deaths_told, needs_prctl, needs_template_with_imports
 
@@ -681,3 +682,23 @@ async def test_belongings_name_what_is_left() -> None:
         left = left_since(before)
         assert any(f"process {process.pid}: asyncloader w0" in line for line in left)
         assert any("pidfd" in line or "pipe" in line for line in left)
+
+
+async def test_a_close_that_is_cancelled_ends_what_processes_were_to_inherit_all_the_same():
+    release, ended = threading.Event(), threading.Event()
+
+    class Noted(Heritage):
+        def end(self) -> None:
+            super().end()
+            ended.set()
+
+    engine = ProcessEngine("fork")
+    engine._heritage = Noted()
+    _in_spawner(partial(release.wait, 60))
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    release.set()
+    assert await asyncio.to_thread(ended.wait, 60)
