@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from time import thread_time
@@ -328,45 +328,41 @@ class SplitPass(Pass[T]):
     def counts(self) -> tuple[int, int, bool, int]:
         return self.taken, sum(map(self.yielded_by, range(len(self.given)))), False, 0
 
+    def cursor_of(self, index: int) -> Cursor:
+        """Return a branch's position, and a start from which the pass can be made again."""
+        with self._drawing:
+            start, left = self._latest_start(), self._left()
+            cursor = self._cursor(index, start, self.yielded_by(index), left, self._gone & left)
+            if self._seeds:
+                cursor["seeds"] = in_pairs(self._seeds)
+            return cursor
+
     def first_cursor_of(self, index: int) -> Cursor:
-        """Return the beginning of a pass as the position of a branch."""
+        """Return the beginning of a pass as a branch's position."""
+        return self._cursor(index, SplitStart(0, (0,) * self.split.num_instances, {}), 0)
+
+    def _cursor(
+        self,
+        index: int,
+        start: SplitStart,
+        yielded: int,
+        left: Collection[int] = (),
+        gone: Collection[int] = (),
+    ) -> Cursor:
         cursor = vars(
             Branching(
                 splitter=number_of(self.split),
                 index=index,
-                yielded=0,
-                left=[],
-                gone=[],
-                taken=0,
-                given=[0] * self.split.num_instances,
-                above=[],
+                yielded=yielded,
+                left=sorted(left),
+                gone=sorted(gone),
+                taken=start.taken,
+                given=list(start.given),
+                above=[[number, cursor] for number, cursor in start.cursors.items()],
             )
         )
         del cursor["seeds"]
         return cursor
-
-    def cursor_of(self, index: int) -> Cursor:
-        """Return a branch's position, and a start from which the pass can be made again."""
-        with self._drawing:
-            start = self._latest_start()
-            left = self._left()
-            cursor = vars(
-                Branching(
-                    splitter=number_of(self.split),
-                    index=index,
-                    yielded=self.yielded_by(index),
-                    left=sorted(left),
-                    gone=sorted(self._gone & left),
-                    taken=start.taken,
-                    given=list(start.given),
-                    above=[[number, cursor] for number, cursor in start.cursors.items()],
-                )
-            )
-            if self._seeds:
-                cursor["seeds"] = in_pairs(self._seeds)
-            else:
-                del cursor["seeds"]
-            return cursor
 
     def expect(self, index: int, position: int, cursors: Cursors) -> int:
         """Resume a branch after ``position`` items; return how many it must drop itself."""
