@@ -3,8 +3,9 @@
 python -m tests.before REVISION [--count 500] [--first SEED]: the same random graphs, and every
 sample of the contract tests, are run by both, in this process and in workers. Items have to be
 equal; in this process, with places noted at every item, states too, or --states-may-change.
-Wherever states differ each has to load in the other, and has to have the equal rest. What differs
-is made smaller, and printed with the command that runs it again.
+Wherever states differ each has to load in the other, and has to have the equal rest; those that
+the earlier one resumes wrongly itself are counted. What differs is made smaller, and printed with
+the command that runs it again.
 """
 
 from __future__ import annotations
