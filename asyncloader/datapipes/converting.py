@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from asyncloader.arguments import checked_function, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, most_of
 from asyncloader.datapipes.call import answer_of, calling, checked_key_of, is_async, itself
-from asyncloader.datapipes.lookups import answers_many, blame_key, items_under
+from asyncloader.datapipes.lookups import answers_many, blame_keys, items_under
 from asyncloader.datapipes.running.cursor_forms import MOST, Seeding
 from asyncloader.datapipes.running.cursors import Cursor, Cursors, cursor_of
 from asyncloader.datapipes.running.run import Edge, Pass, Stride, tree_of
@@ -201,7 +201,7 @@ class LookupPass(Pass[T]):
             try:
                 item = source[key]
             except Exception as error:
-                blame_key(error, key)
+                blame_keys(error, [key])
                 raise
             self.yielded += 1
             yield item

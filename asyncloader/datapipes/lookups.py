@@ -37,12 +37,12 @@ def items_under(source: Any, keys: Sequence[Any]) -> Sequence[Any]:
         try:
             return [source[key := each] for each in keys]
         except Exception as error:
-            blame_key(error, key)
+            blame_keys(error, [key])
             raise
     try:
         items: Sequence[Any] = source.__getitems__(list(keys))
     except Exception as error:
-        _blame_keys(error, list(keys))
+        blame_keys(error, list(keys))
         raise
     if len(items) != len(keys):
         raise ValueError(
@@ -55,22 +55,16 @@ def items_under(source: Any, keys: Sequence[Any]) -> Sequence[Any]:
 _RAISED_FOR = "raised for the "
 
 
-def blame_key(error: Exception, key: Any) -> None:
-    """Add a note to an error that names the key whose item was looked up."""
-    # The pipe that looked the item up first knows best.
-    if not any(text.startswith(_RAISED_FOR) for text in notes_of(error)):
-        note(error, f"{_RAISED_FOR}item with key {_text_of(key)}")
-
-
-def _blame_keys(error: Exception, keys: list[Any]) -> None:
-    if len(keys) == 1:
-        blame_key(error, keys[0])
-    elif not any(text.startswith(_RAISED_FOR) for text in notes_of(error)):
-        note(error, f"{_RAISED_FOR}items with keys {_text_of(keys)}, which were asked for together")
-
-
-def _text_of(key: Any) -> str:
+def blame_keys(error: Exception, keys: list[Any]) -> None:
+    """Add a note to an error that names the keys whose items were looked up together."""
+    # The pipe that looked them up first knows best.
+    if any(text.startswith(_RAISED_FOR) for text in notes_of(error)):
+        return
     try:
-        return short_repr(key)
+        shown = short_repr(keys[0] if len(keys) == 1 else keys)
     except Exception:  # noqa: BLE001 - a user's __repr__ ran
-        return f"<a {type(key).__qualname__} that cannot be shown>"
+        shown = "that cannot be shown"
+    if len(keys) == 1:
+        note(error, f"{_RAISED_FOR}item with key {shown}")
+    else:
+        note(error, f"{_RAISED_FOR}items with keys {shown}, which were asked for together")
