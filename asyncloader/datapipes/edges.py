@@ -16,7 +16,7 @@ from typing import Any
 from asyncloader.datapipes.base import DataPipe, is_pipe
 from asyncloader.datapipes.running.cursors import Cursors, cursors_of, number_of, put_cursor
 from asyncloader.datapipes.running.naming import stage_name
-from asyncloader.datapipes.running.run import Edge
+from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.datapipes.running.traits import (
     attributes,
     draws,
@@ -257,13 +257,26 @@ def at_beginning(pipe: Any, cursors: Cursors) -> Cursors:
     return {number: each for number, each in own.items() if "seeds" in each and not each["yielded"]}
 
 
-def put_left(sources: Iterable[Edge[Any]], into: Cursors) -> None:
-    """Add where branches are that have left, and will be read again by sources to come."""
+def put_left(sources: Iterable[Edge[Any]], current: Edge[Any], into: Cursors) -> None:
+    """Add where branches are that have left, and will be read again by sources to come.
+
+    The current source says itself where those are that it reads: it may have run ahead of what is
+    taken from it, and then reads them again from an earlier place, or from their first items.
+    """
+    told = {number_of(branch) for branch in branches_above(current.pipe)} | into.keys()
     for source in sources:
         for branch in branches_above(source.pipe):
             split = branch.split_in(source.tree)
-            if split is not None and split.has_left(branch.index) and number_of(branch) not in into:
+            if split is not None and split.has_left(branch.index) and number_of(branch) not in told:
                 put_cursor(branch, split.cursor_of(branch.index), into)
+
+
+def _tell_sisters(branch: Any, own: Cursors, tree: RunTree) -> None:
+    """Let the sisters of a branch that has left know where it was, also those that begin late."""
+    if own and branch.split_in(tree) is None:
+        for each in tree.pipes:
+            if is_branch(each) and each is not branch and each.source is branch.source:
+                tree.set_start(each, {**own, **tree.start_of(each)})
 
 
 class EndedBranches:
@@ -294,7 +307,10 @@ class EndedBranches:
         """Note sources that had ended where these cursors are from."""
         for source in sources:
             self._ended.append(source)
-            self._cursors |= cursors_of(branches_above(source.pipe), cursors)
+            for branch in branches_above(source.pipe):
+                own = cursors_of([branch], cursors)
+                self._cursors |= own
+                _tell_sisters(branch, own, source.tree)
 
     def put(self, into: Cursors, sources: Iterable[Edge[Any]]) -> None:
         """Add their cursors, but for those that one of these sources reads again."""

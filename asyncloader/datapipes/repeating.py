@@ -142,7 +142,7 @@ class ConcatPass(PipePass[T]):
         self.source.put_cursors(into)
         self.state._ended.put(into, [self.source])
         # Of an earlier round of a cycle.
-        put_left(self.sources[self.state.current + 1 :], into)
+        put_left(self.sources[self.state.current + 1 :], self.source, into)
 
     def resume_sources(self, taken: int | None, cursors: Cursors) -> None:
         self.state._ended.resume(self.sources[: self.state.current], cursors)

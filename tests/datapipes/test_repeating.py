@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -12,12 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncloader import DataLoader2
-from asyncloader.datapipes.iter import Concater, Cycler, IterableWrapper, SampleMultiplexer
+from asyncloader.datapipes.iter import (
+    Concater,
+    Cycler,
+    IterableWrapper,
+    SampleMultiplexer,
+)
 from asyncloader.datapipes.map import Concater as MapConcater
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.running import cursor_history
 from asyncloader.datapipes.running.run import RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
+from asyncloader.datapipes.split_pass import SplitPass
 from asyncloader.graph import apply_sharding, set_graph_random_seed
 from asyncloader.seeds import SeedGenerator
 from tests.datapipes.resuming import assert_goes_on, assert_goes_on_twice, place_of
@@ -178,6 +185,14 @@ def before_rounds(first: Any, second: Any) -> Any:
     return first.concat(second.cycle(2).batch(2))
 
 
+def after_rounds_of_a_batch() -> Any:
+    first, second = shuffled(1).fork(2)
+    # The batch is made again from its first item, where its branch has no place yet.
+    batches = second.batch(9).in_batch_shuffle().set_seed(2)
+    third, fourth = first.concat(batches.unbatch()).fork(2)
+    return fourth.concat(third.cycle(2))
+
+
 def twice(digit: int) -> list[int]:
     return [digit, digit]
 
@@ -222,6 +237,14 @@ def test_all_rounds_after_the_one_that_went_on_twice_are_whole(name: str) -> Non
     assert_goes_on_twice(lambda: ROUNDS[name]().cycle(2))
 
 
+def test_a_reader_that_begins_anew_knows_where_the_other_branches_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
+    assert_goes_on(after_rounds_of_a_batch)
+    assert_goes_on_twice(after_rounds_of_a_batch)
+
+
 async def soon(item: int) -> int:
     await asyncio.sleep(0)
     return item
@@ -247,3 +270,43 @@ def test_a_branch_is_where_the_source_is_that_reads_it_again(
         with DataLoader2(graph()) as loader:
             loader.load_state_dict(state)
             assert tuple(loader) == items[step:]
+
+
+def test_a_branch_that_was_read_to_its_end_ahead_is_where_its_present_reader_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_left, leave = threading.Event(), SplitPass.leave
+
+    def leaving(split: SplitPass[Any], index: int) -> None:
+        leave(split, index)
+        if index == 1:
+            has_left.set()
+
+    monkeypatch.setattr(SplitPass, "leave", leaving)
+    # The loader and the splitter note their places at every item, and others none.
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
+    note = cursor_history.CursorHistory.note
+
+    def note_of_loader(history: cursor_history.CursorHistory, count: int) -> None:
+        edge = getattr(history._put, "__self__", None)
+        if isinstance(getattr(edge, "pipe", None), Concater):
+            note(history, count)
+
+    monkeypatch.setattr(cursor_history.CursorHistory, "note", note_of_loader)
+
+    def graph() -> Any:
+        first, second = digits().fork(2)
+        ahead = second.map(soon).async_map(soon, concurrency=2)
+        shares = ahead.random_split({"a": 1, "b": 1}, seed=1, total_length=5)
+        return first.concat(*shares)
+
+    with DataLoader2(graph()) as loader:
+        items, states = [], []
+        for item in loader:
+            assert len(items) < 5 or has_left.wait(30)
+            items.append(item)
+            states.append(loader.state_dict(include_datapipe=False))
+    for step, state in enumerate(states, 1):
+        with DataLoader2(graph()) as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == items[step:]
