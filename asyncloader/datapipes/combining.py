@@ -12,7 +12,7 @@ import operator
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Annotated, Any, TypeVar, overload
 
 from asyncloader.arguments import checked_mapping, checked_weight, kind_name
@@ -23,7 +23,7 @@ from asyncloader.datapipes.base import (
     most_items,
 )
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.patterns import Pipe
+from asyncloader.datapipes.patterns import Pipe, SeveralPass
 from asyncloader.datapipes.randomness import Seeded, fractions
 from asyncloader.datapipes.running.cursor_forms import (
     Count,
@@ -36,7 +36,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.running.cursors import close_items
+from asyncloader.datapipes.running.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.seeds import checked_seed
@@ -93,6 +93,41 @@ class Zipper(Together[tuple[Any, ...]]):
             yield from zip(*iterators, strict=False)
 
 
+#: In a state: which of a pipe's sources have ended.
+Ended = Annotated[list[int], Of(lambda pipe: ascending(below=len(pipe.sources)))]
+
+
+class Longest(Fields):
+    """The place of a ZipperLongest: how many items it has yielded, and who has ended.
+
+    Who has is not asked again: it may be a branch of which another reader has begun a later pass.
+    """
+
+    yielded: Count = 0
+    ended: Ended = field(default_factory=list)
+    #: How many sources there are.
+    _sources: int = 0
+
+    def first_each(self) -> list[int]:
+        # A source that had ended has fewer items than this.
+        return [self.yielded] * self._sources
+
+    def fill_each(self, taken: list[int], yielded: int) -> None:
+        self.yielded = yielded
+
+    def note_end(self, turn: int) -> Iterator[Any]:
+        """Note that a source has ended, when it is asked for an item after its last."""
+        insort(self.ended, turn)
+        yield from ()
+
+
+class LongestPass(SeveralPass[T]):
+    """One pass over a ZipperLongest, whose place states of earlier releases do not have."""
+
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        return super().resume_at(position, cursor or {"yielded": position}, cursors)
+
+
 @functional_datapipe("zip_longest")
 class ZipperLongest(Together[tuple[Any, ...]]):
     """Yield tuples of one item from each source, until the longest ends.
@@ -105,6 +140,8 @@ class ZipperLongest(Together[tuple[Any, ...]]):
     """
 
     makes_again = False
+
+    State = Longest
 
     def __init__(self, *datapipes: Iterable[Any], fill_value: Any = None) -> None:
         for pipe in datapipes:
@@ -120,12 +157,19 @@ class ZipperLongest(Together[tuple[Any, ...]]):
     def __len__(self) -> int:
         return max(map(len, self.sources))
 
-    def start(self, position: int) -> tuple[int, int]:
-        return position, 0
+    def new_state(self) -> Longest:
+        return Longest(_sources=len(self.sources))
 
-    def run(self, source: Edges, state: None) -> Iterator[tuple[Any, ...]]:
+    def new_pass(self, edge: Edge[Any]) -> LongestPass[tuple[Any, ...]]:
+        return LongestPass(edge, state=self.new_state())
+
+    def run(self, source: Edges, state: Longest) -> Iterator[tuple[Any, ...]]:
         with readers(source) as iterators:
-            yield from zip_longest(*iterators, fillvalue=self.fill_value)
+            columns = [
+                () if turn in state.ended else chain(items, state.note_end(turn))
+                for turn, items in enumerate(iterators)
+            ]
+            yield from zip_longest(*columns, fillvalue=self.fill_value)
 
 
 @functional_datapipe("mux")
@@ -160,9 +204,7 @@ class InTurn(Fields):
     yielded: Count = 0
     turn: Annotated[int, Of(lambda pipe: whole(-1, len(pipe.sources) - 1))] = -1
     rounds: Count = 0
-    ended: Annotated[list[int], Of(lambda pipe: ascending(below=len(pipe.sources)))] = field(
-        default_factory=list
-    )
+    ended: Ended = field(default_factory=list)
     #: How many sources there are.
     _sources: int = 0
 

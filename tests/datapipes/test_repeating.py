@@ -245,6 +245,16 @@ def test_a_reader_that_begins_anew_knows_where_the_other_branches_were(
     assert_goes_on_twice(after_rounds_of_a_batch)
 
 
+def test_rounds_go_on_beside_a_branch_that_ended_in_the_first_of_them() -> None:
+    def graph() -> Any:
+        first, second = shuffled(1).fork(2)
+        # The second round is a later pass, which the first branch is not in.
+        return tens().mux_longest(second).cycle(2).zip_longest(first)
+
+    assert_goes_on(graph)
+    assert_goes_on_twice(graph)
+
+
 async def soon(item: int) -> int:
     await asyncio.sleep(0)
     return item
