@@ -28,6 +28,7 @@ from asyncloader.waiting import Stopped
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
+    CREDIT_BYTES,
     CREDIT_ITEMS,
     NO_NOTE,
     UNBOUNDED,
@@ -47,6 +48,12 @@ FRAME_CREDITS = 4
 #: size. A look costs as much as a few tiny items.
 _UNLOOKED_ITEMS = 256
 _UNLOOKED_BYTES = 128 << 10
+
+#: Who makes large items at this rate, in bytes a second, waits for nothing but memory. Then little
+#: is made ahead: so much for each worker, which the processor's cache has until it is read. Each
+#: item is made in the memory of one that was read just before.
+_QUICK_BYTES = 1 << 30
+_CACHE_BYTES = 4 << 20
 
 
 class Stream:
@@ -94,6 +101,7 @@ class Stream:
         budget, shares = conversation.arena.budget, credits if all_credits is None else all_credits
         self._credit_bytes = credit_bytes(budget, shares)
         self._share_bytes = share_bytes(budget, shares) if conversation.hands_over else UNBOUNDED
+        self._share_in_cache = min(self._share_bytes, share_bytes(_CACHE_BYTES, shares))
         self._unlooked_bytes = min(_UNLOOKED_BYTES, self._credit_bytes // 8)
         self._one_by_one = one_by_one
         self._packing = conversation.encoder.packing(pipe)
@@ -103,6 +111,8 @@ class Stream:
         #: The message after the last item, once it is known; at most one.
         self._ending: list[StreamEnded | StreamFailed] = []
         self._due = 0.0
+        #: When the thread began to make the items of the open frame.
+        self._filling = 0.0
         #: When the latest frame was sent, of this stream or of the one before it.
         self.sent = sent
         self._counted = counted or self._count_made
@@ -160,6 +170,7 @@ class Stream:
 
     def _fill(self) -> None:
         """Add items to the frame until it is due; or note how the stream ends."""
+        self._filling = monotonic()
         try:
             if self._items is None:
                 self._items = self._marker.begin()
@@ -210,9 +221,10 @@ class Stream:
                 ending = self._ending
                 nbytes = packing.nbytes
                 count, items = packing.finish()
-                cost = min(self._cost(count, nbytes), self.credits)
-                self.credits -= cost
                 self.sent = monotonic()
+                seconds = self.sent - self._filling
+                cost = min(self._cost(count, nbytes, seconds), self.credits)
+                self.credits -= cost
                 self.made += count
                 mark, self._mark = self._mark, None
                 told = self._told(count)
@@ -275,11 +287,13 @@ class Stream:
             self._flush_timer.watch(self)
         return False
 
-    def _cost(self, count: int, nbytes: int) -> int:
+    def _cost(self, count: int, nbytes: int, seconds: float = 0.0) -> int:
+        """Return what a frame costs that was made in so many seconds."""
         # How many large items there are is bounded by the shared memory in which they travel. What
         # is handed over is in none, so there a large item costs as many credits as it is worth.
         cost = credits_for(count, nbytes, self._credit_items, self._credit_bytes)
-        return max(cost, -(-nbytes // self._share_bytes))
+        is_quick = nbytes >= CREDIT_BYTES * count and nbytes > seconds * _QUICK_BYTES
+        return max(cost, -(-nbytes // (self._share_in_cache if is_quick else self._share_bytes)))
 
     def _most(self, nbytes: int) -> int:
         """The highest cost of the open frame: one credit, or two or four if there are as many."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.errors import PipelineError
 from asyncloader.generators import PROCESS
@@ -31,6 +32,7 @@ from asyncloader.workers.messages import (
 )
 from asyncloader.workers.remote_errors import pack_error, unpack_error
 from asyncloader.workers.stream import Stream
+from asyncloader.workers.threads.near_end import channel_between
 
 
 class Clock:
@@ -56,11 +58,10 @@ class Watcher:
 class Bench:
     """A stream, and the loader's end of the channel that it sends to."""
 
-    def __init__(self, clock: Clock) -> None:
-        ours, theirs = socket.socketpair()
+    def __init__(self, clock: Clock, ends: tuple[Any, Any] | None = None) -> None:
         self.clock = clock
         self.watcher = Watcher()
-        self._loader, self._worker = Channel(ours), Channel(theirs)
+        self._loader, self._worker = ends or map(Channel, socket.socketpair())
         self._conversation = Conversation(self._worker)
         self.arena = self._conversation.arena
         self._decoder = Decoder()
@@ -112,6 +113,15 @@ def bench(monkeypatch) -> Iterator[Bench]:
     bench = Bench(clock)
     yield bench
     bench.close()
+
+
+@pytest.fixture
+def in_threads(bench) -> Iterator[Bench]:
+    """A bench of a worker that is a thread."""
+    in_threads = Bench(bench.clock, channel_between())
+    in_threads.arena.budget = 256 << 20
+    yield in_threads
+    in_threads.close()
 
 
 def lengths(frames: list[Any]) -> list[int]:
@@ -392,3 +402,25 @@ def test_an_end_that_comes_while_the_timer_sends_is_told_once_and_last(bench, mo
     assert batches == [[0], [1]]
     assert isinstance(end, StreamEnded)
     assert stream.is_over
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "seconds", "ahead"),
+    [
+        pytest.param(1, 0.0005, 2, id="several in a frame"),
+        pytest.param(4, 0.002, 1, id="as large as what is made ahead"),
+        pytest.param(32, 0.016, 1, id="larger"),
+        pytest.param(4, 0.2, 10, id="slow"),
+        pytest.param(4, 0.005, 10, id="slower than memory"),
+    ],
+)
+def test_a_thread_makes_little_ahead_of_large_items_that_are_made_as_fast_as_memory_is(
+    in_threads, mebibytes, seconds, ahead
+):
+    arrays = taking(in_threads.clock, lambda _: seconds, 100)
+    stream = in_threads.stream(IterableWrapper(arrays).map(lambda _: bytes(mebibytes << 20)), 10)
+    frames = 0
+    while can_advance(stream):
+        stream.advance()
+        frames += 1
+    assert frames == ahead
