@@ -351,9 +351,12 @@ class WorkerDied(LoaderError):
     Cause: a crash in native code (SIGSEGV), the kernel's out-of-memory killer (SIGKILL), or
     code that called ``os._exit``. The message has the signal or the exit code; ``pid``,
     ``exitcode`` and ``signal`` have them as attributes. ``items`` is how many items of this
-    worker had arrived in the epoch, so it was making the next one, or one of those after it if
-    they take less than 2 ms each; None where it died before an epoch. A worker process that
-    crashes in native code prints to stderr which function called that, and in which line.
+    worker had arrived in the epoch; None where it died before an epoch. ``making`` is the range of
+    the numbers, from 0, of the items of this worker of which it was making one: a single one, or of
+    tiny items those up to its next note. It is None where it was making none, or is no process of
+    this machine. ``pipe`` is the pipe in which it was seen meanwhile, by a look that is taken a few
+    times a second; "" where it was not seen then. A worker process that crashes in native code
+    prints to stderr which function called that, and in which line.
 
     What to do: after a SIGKILL look at the memory of the machine and use fewer workers or
     a smaller ``prefetch_bytes``. ``on_worker_death="restart"`` replaces workers that die. If
@@ -381,12 +384,16 @@ class WorkerDied(LoaderError):
         pid: int | None = None,
         exitcode: int | None = None,
         items: int | None = None,
+        making: range | None = None,
+        pipe: str = "",
     ) -> None:
         super().__init__(message)
         self.worker = worker
         self.pid = pid
         self.exitcode = exitcode
         self.items = items
+        self.making = making
+        self.pipe = pipe
 
     @property
     def signal(self) -> int | None:

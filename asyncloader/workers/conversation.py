@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from asyncloader.errors import ResourceExhausted, TransportError
+from asyncloader.memory import Segment
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import Encoded, never_wait
@@ -42,6 +43,7 @@ from asyncloader.workers.messages import (
     load_slots,
 )
 from asyncloader.workers.remote_errors import pack_error
+from asyncloader.workers.whereabouts import Whereabouts
 
 # Checking for messages costs about as much as making a few tiny items.
 _LISTEN_SECONDS = 0.0002
@@ -85,6 +87,8 @@ class Conversation:
         self.encoder = encoder_for(channel, self._arena, on_full=on_full)
         #: Whether items are handed over as they are, and may be in whatever memory.
         self.hands_over = channel.hands_over
+        #: Where it notes what it is making; nobody reads it until there is memory for it.
+        self.whereabouts = Whereabouts()
 
     @property
     def arena(self) -> Arena:
@@ -167,9 +171,14 @@ class Conversation:
         ]
         self._say(FrameKind.ITEMS, [head, *items.parts], items.fds, then)
 
-    def take_fds(self, plan_fds: int) -> tuple[list[Any], list[Any]]:
-        """Return the descriptors that came with a Setup for its plan, and the channels."""
+    def take_fds(self, plan_fds: int, *, has_memory: bool) -> tuple[list[Any], list[Any]]:
+        """Return the descriptors that came with a Setup for its plan, and the channels.
+
+        With ``has_memory`` the last one is of the memory for the whereabouts.
+        """
         fds, self._fds = self._fds, []
+        if has_memory:
+            self.whereabouts = Whereabouts(Segment.attach(fds.pop()).view)
         return fds[:plan_fds], list(map(self._channel.opened, fds[plan_fds:]))
 
     def _hear(self, frame: Frame) -> None:

@@ -162,7 +162,9 @@ class Dispatcher:
 
     def _set_up(self, command: Setup) -> None:
         expect_methods(command.homes)
-        plan_fds, channels = self._conversation.take_fds(command.plan_fds)
+        plan_fds, channels = self._conversation.take_fds(
+            command.plan_fds, has_memory=command.has_memory
+        )
         self._targets = [
             DispatchTarget(channel, command.arena_bytes, self._flush_timer, self._packed)
             for channel in channels

@@ -56,6 +56,7 @@ from asyncloader.workers.messages import (
 )
 from asyncloader.workers.process.process import UNKNOWN, WorkerProcess
 from asyncloader.workers.remote_errors import unpack_error
+from asyncloader.workers.whereabouts import NBYTES, Whereabouts
 from asyncloader.workers.worker_stats import WorkerStats, load_tally
 
 #: How many seconds after its channel has ended a worker must be dead.
@@ -121,6 +122,8 @@ class WorkerHandle:
         self._unwatch: Callable[[], object] = do_nothing
         self.on_news: Callable[[], None] = do_nothing
         self._epoch = NO_EPOCH
+        #: Where the worker was when it died; nothing where that is not known.
+        self._whereabouts: Whereabouts | None = None
 
     @property
     def last_heard(self) -> float:
@@ -223,6 +226,14 @@ class WorkerHandle:
         """Whether everything that came was opened or given back."""
         return not self._decoder.has_unopened()
 
+    def new_memory(self) -> list[Any]:
+        """Return what the worker is sent for memory in which it notes its whereabouts, if any."""
+        segment = self.process.new_memory(NBYTES)
+        if segment is None:
+            return []
+        self._whereabouts = Whereabouts(segment.view)
+        return [segment.take_fd()]
+
     def holds_much(self) -> bool:
         """Whether items that came from the worker hold much of its memory."""
         return self._decoder.holds_much()
@@ -253,6 +264,7 @@ class WorkerHandle:
         self._unwatch()
         self._channel.close()
         self._decoder.close()
+        self._whereabouts = None
         if self.line is not None:
             self.line.close()
 
@@ -418,19 +430,20 @@ class WorkerHandle:
 
     def _tell_of_death(self) -> None:
         process, streams = self.process, self.inboxes.values()
+        # Before its first stream it was making nothing.
+        where = self._whereabouts if streams else None
         death = WorkerDied(
             f"{self.name} ({process.place}) {process.how_it_ended()}",
             worker=self.worker,
             pid=process.pid,
             exitcode=process.exitcode,
             items=sum(inbox.arrived for inbox in streams) if streams else None,
+            making=None if where is None else where.making(),
+            pipe="" if where is None else where.pipe(),
         )
         if death.items is not None:
-            # Those that take longer are sent one by one.
-            death.add_note(
-                f"{death.items} items of {self.name} had arrived in this epoch, so it was making"
-                " the next one, or one of those after it if they take less than 2 ms each"
-            )
+            known = "" if where is None else f"; {where.in_words()}"
+            death.add_note(f"{death.items} items of {self.name} had arrived in this epoch{known}")
         self.fail(death)
 
     def _wake_to_return(self) -> None:

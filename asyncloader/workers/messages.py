@@ -46,7 +46,8 @@ class Setup:
     """Which worker this is and what it runs: a pickled ``WorkerPlan``.
 
     The first ``plan_fds`` of its descriptors belong to the plan; the others are channels
-    between the dispatching process and the workers. ``homes`` are the modules that registered
+    between the dispatching process and the workers, and with ``has_memory`` the last one is of the
+    memory in which it notes its whereabouts. ``homes`` are the modules that registered
     fluent methods in the loader's process.
     """
 
@@ -55,6 +56,7 @@ class Setup:
     arena_bytes: int
     plan_fds: int = 0
     homes: dict[str, set[str]] = field(default_factory=dict)
+    has_memory: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from asyncloader.memory import Segment
 from asyncloader.waiting import call_soon, release
 
 
@@ -50,6 +51,10 @@ class Mortal:
     def how_it_ended(self) -> str:
         """Say how it ended."""
         return self._how
+
+    def new_memory(self, nbytes: int) -> Segment | None:
+        """Return no memory that it shares with its loader and that outlives it."""
+        return None
 
     async def wait(self) -> None:
         """Wait for it to end."""

@@ -557,7 +557,9 @@ class Starter(AwaitsOthers):
                 ours, theirs = self._engine.line()
                 fds.append(theirs)
                 handle.add_line(ours, self._share())
-            handle.send(self._setup(handle.worker or 0, plan), fds=fds)
+            memory = handle.new_memory()
+            setup = replace(self._setup(handle.worker or 0, plan), has_memory=bool(memory))
+            handle.send(setup, fds=fds + memory)
         if dispatcher is not None and self._deal is not None:
             plan = self._engine.sent(self._deal.plan)
             dispatcher.send(self._setup(0, plan), fds=self._engine.shared(plan) + dealt)
@@ -566,7 +568,7 @@ class Starter(AwaitsOthers):
         """Return how many descriptors ``_set_up`` may have open at once."""
         deal = () if self._deal is None else self._deal.plan.shared
         channels = [self._has_lines, self._deal is not None].count(True)
-        return workers * (len(self._plan.shared) + 2 * channels) + len(deal)
+        return workers * (len(self._plan.shared) + 1 + 2 * channels) + len(deal)
 
     def _setup(self, worker: int, plan: Parcel) -> Setup:
         info = WorkerInfo(num_workers=self._settings.num_workers, worker_id=worker)

@@ -40,6 +40,7 @@ from asyncloader.workers.messages import (
     credits_for,
     share_bytes,
 )
+from asyncloader.workers.whereabouts import MORE_BITS
 
 #: The highest cost of a frame in credits: larger frames would not save wake-ups.
 FRAME_CREDITS = 4
@@ -94,6 +95,9 @@ class Stream:
         self._mark: Mark | None = None
         #: How many items were sent, including those of earlier workers in this epoch.
         self.made = marker.first
+        # How many were added to frames, when the latest one was due.
+        self._added = marker.first
+        self._whereabouts = conversation.whereabouts
         #: How many credits are left.
         self.credits = credits
         self._credit_items = credit_items
@@ -102,6 +106,8 @@ class Stream:
         self._credit_bytes = credit_bytes(budget, shares)
         self._share_bytes = share_bytes(budget, shares) if conversation.hands_over else UNBOUNDED
         self._share_in_cache = min(self._share_bytes, share_bytes(_CACHE_BYTES, shares))
+        # As long as a frame has fewer bytes, and items, one more costs no second credit.
+        self._cheap_bytes = min(self._credit_bytes, self._share_bytes)
         self._unlooked_bytes = min(_UNLOOKED_BYTES, self._credit_bytes // 8)
         self._one_by_one = one_by_one
         self._packing = conversation.encoder.packing(pipe)
@@ -139,7 +145,8 @@ class Stream:
         # A frame that is open already was waiting for a credit: send it now.
         self.send()
         if not self._ending and self.credits > 0:
-            self._fill()
+            self._fill(self._whereabouts.begin(self.number, self._added))
+            self._whereabouts.end()
             self.send()
         if self._ending and not self._packing.count and not self.is_over:
             self.is_over = True
@@ -168,8 +175,11 @@ class Stream:
         if close is not None:
             close()
 
-    def _fill(self) -> None:
-        """Add items to the frame until it is due; or note how the stream ends."""
+    def _fill(self, at: int) -> None:
+        """Add items to the frame until it is due; or note how the stream ends.
+
+        ``at`` is the word that says which items are being made.
+        """
         self._filling = monotonic()
         try:
             if self._items is None:
@@ -177,8 +187,10 @@ class Stream:
             self._mark = self._marker.mark(self.made)
             packing = self._packing
             append, add_plain = packing.plain.append, packing.add_plain
-            # How many plain items, and bytes, may be added before the next look.
-            unlooked, enough = 0, 0
+            added, words = self._added, self._whereabouts.words
+            # How many plain items, and bytes, may be added before the next look; and how many
+            # items that were at the look before.
+            unlooked, enough, before = 0, 0, 0
             for item in self._items:
                 if item.__class__ in NUMBERS and not packing.pickles:
                     # Neither they nor what is plain take the lock.
@@ -194,9 +206,13 @@ class Stream:
                 if is_plain and unlooked > 0 and self._is_looked_after:
                     unlooked -= 1
                     continue
+                added += 1 + before - unlooked
                 if self._is_due():
+                    self._added = added
                     return
-                unlooked = min(len(packing.plain), _UNLOOKED_ITEMS) - 1
+                # The timer may have sent the frame meanwhile.
+                before = unlooked = min(len(packing.plain) or 1, _UNLOOKED_ITEMS) - 1
+                words[at] = added << MORE_BITS | unlooked
                 enough = packing.nbytes + self._unlooked_bytes
         except SystemExit:
             raise
@@ -279,10 +295,11 @@ class Stream:
         # Without credits return to the caller, which receives the loader's messages.
         if now >= self._due or self.credits <= 0:
             return True
-        # What the frame would cost with one more item.
-        cost = self._cost(count + 1, nbytes + 1)
-        if cost > 1 and cost > self._most(nbytes):
-            return True
+        if count >= self._credit_items or nbytes >= self._cheap_bytes:
+            # What the frame would cost with one more item.
+            cost = self._cost(count + 1, nbytes + 1)
+            if cost > 1 and cost > self._most(nbytes):
+                return True
         if count == 1:
             self._flush_timer.watch(self)
         return False

@@ -172,7 +172,9 @@ class Worker:
         self._info = command.info
         self._surroundings.settle(command.info)
         expect_methods(command.homes)
-        plan_fds, channels = self._conversation.take_fds(command.plan_fds)
+        plan_fds, channels = self._conversation.take_fds(
+            command.plan_fds, has_memory=command.has_memory
+        )
         try:
             plan: WorkerPlan = unpack_code(command.plan, plan_fds)
             self._surroundings.know(plan.ends)
@@ -182,6 +184,7 @@ class Worker:
             self._connect(plan.ends, channels)
             given = [pipes_of(end) for end in plan.ends]
             ends = [self._initialized(end, plan) for end in plan.ends]
+            self._conversation.whereabouts.name(_in_order(ends))
             is_counted = plan.init_fn is None or all(map(is_as_long, ends, given))
             self._parts = list(map(GraphPart, ends, seeds))
         except SystemExit:
@@ -345,6 +348,12 @@ class Worker:
         place = f"{self._conversation.place}{when}"
         where = f"in worker {self._info.worker_id} of {self._info.num_workers}{place}"
         return pack_error(error, where)
+
+
+def _in_order(ends: Sequence[Any]) -> list[Any]:
+    """Return all pipes of several graphs, each after those that it reads."""
+    pipes = [pipe for end in ends for pipe in breadth_first(end)]
+    return list({id(pipe): pipe for pipe in pipes}.values())[::-1]
 
 
 def shard_for_worker(end: Any, info: WorkerInfo) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 from asyncloader.datapipes.running.waits import ASKED_ABOUT
 from asyncloader.datapipes.running.watch.frames import HANDING, IMPORTING
-from asyncloader.datapipes.running.watch.watching import Tally, Watched, Watching
+from asyncloader.datapipes.running.watch.watching import Tally, Watching
 from asyncloader.errors import TransportError
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.graph_part import PreparedPart
 from asyncloader.workers.messages import NO_EPOCH, Tallied
+from asyncloader.workers.whereabouts import SeenThread
 
 _BETWEEN_REPORTS = 0.25
 
@@ -88,7 +89,7 @@ class Account:
         self._parts: Sequence[PreparedPart] = ()
         self._epoch = NO_EPOCH
         #: This thread.
-        self.main = Watched(inside)
+        self.main = SeenThread(inside, lambda: conversation.whereabouts)
         self.watching = Watching(self.main)
         #: When to report next.
         self.due = 0.0

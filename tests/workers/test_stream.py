@@ -64,6 +64,7 @@ class Bench:
         self._loader, self._worker = ends or map(Channel, socket.socketpair())
         self._conversation = Conversation(self._worker)
         self.arena = self._conversation.arena
+        self.whereabouts = self._conversation.whereabouts
         self._decoder = Decoder()
 
     def stream(
@@ -153,6 +154,41 @@ def test_the_first_item_after_a_silence_goes_at_once_and_quick_ones_ride_togethe
     assert lengths(frames) == [1, 4096, 4096, 807]
     assert frames[-1] == StreamEnded(1, 0)
     assert [item for frame in frames[:-1] for item in frame] == list(range(9000))
+
+
+ITEMS = {
+    "plain": lambda number: number,
+    "other": lambda number: {number},
+    "mixed": lambda number: number if number % 7 % 3 else [{number}],
+}
+
+
+@pytest.mark.parametrize("seconds", [1e-7, 1e-4, 1.0])
+@pytest.mark.parametrize("kind", ITEMS)
+def test_what_a_worker_notes_is_right_at_each_item(bench, kind, seconds):
+    widths = []
+
+    def items() -> Iterator[Any]:
+        for number in range(5000):
+            bench.clock.now += seconds
+            if number % 701 == 700:
+                # The timer's thread may do so at any moment.
+                bench.clock.now += 1.0
+                stream.send_if_late()
+            making = bench.whereabouts.making()
+            assert making is not None
+            assert number in making
+            widths.append(len(making))
+            yield ITEMS[kind](number)
+
+    stream = bench.stream(items(), credits=10_000)
+    while can_advance(stream):
+        assert bench.whereabouts.making() is None
+        stream.advance()
+        bench.sent()
+    assert len(widths) == 5000
+    # Each that takes long, or is not plain, is noted by itself.
+    assert max(widths) <= (1 if seconds == 1.0 or kind == "other" else 256)
 
 
 def test_quick_items_of_an_epoch_that_follows_at_once_ride_together_from_the_first_on(bench):

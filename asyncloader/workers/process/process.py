@@ -25,6 +25,8 @@ from typing import Any, Final, Protocol
 
 from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.deadline import time_left
+from asyncloader.errors import ResourceExhausted
+from asyncloader.memory import Segment
 from asyncloader.runtime import begin_closing, begin_task, holding_interrupts, released
 from asyncloader.shield import shielded
 from asyncloader.system import (
@@ -120,6 +122,13 @@ class Process:
     def how_it_ended(self) -> str:
         """Say how the dead process ended."""
         return how_it_ended(self.exitcode, oom_kills() > self._oom_kills)
+
+    def new_memory(self, nbytes: int) -> Segment | None:
+        """Return memory to be shared with the process, which outlives it; None without room."""
+        try:
+            return Segment.create(nbytes)
+        except ResourceExhausted:
+            return None
 
     async def hang_dump(self) -> str | None:
         """Ask a process that hangs to end; return where its threads stood, if it can answer."""
@@ -529,6 +538,10 @@ class WorkerProcess(Protocol):
 
     def holding_up(self) -> list[UnderWay]:
         """Ask the process what holds it up; nothing where nobody can ask."""
+        ...
+
+    def new_memory(self, nbytes: int) -> Segment | None:
+        """Return memory to be shared with it, which outlives it; None where there is none."""
         ...
 
     async def hang_dump(self) -> str | None:
