@@ -75,8 +75,6 @@ for row in of_data:
     assert_type(row, tuple[int, ...])
 single = DataLoader2.from_dataset(Squares(), batch_size=None, collate_fn=decode, seed=1)
 assert_type(single, DataLoader2[str])
-assert_type(DataLoader2.from_dataset(Squares(), batch_size=4), DataLoader2[Any])
-assert_type(DataLoader2.from_dataset(Squares(), 4, collate_fn=None), DataLoader2[Any])
 DataLoader2.from_dataset(Squares(), 4, None, None, None, 0, padded)
 DataLoader2.from_dataset(Squares(), 4, distributed=(0, 2), uneven="pad")
 DataLoader2.from_dataset(Squares(), 4, uneven="pads")  # type: ignore[call-overload]
@@ -149,7 +147,118 @@ DataLoader2(numbers, Head(), MultiProcessingReadingService(2, worker_init_fn=ini
 """
 
 
-#: Of torch, whose types nothing here depends on, mypy would read for ten seconds.
+#: What torch's ``default_collate`` makes of items, as far as their types tell.
+DATA_SETS = """
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypedDict, TypeVar, assert_type
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from asyncloader import DataLoader2
+
+T = TypeVar("T")
+
+
+class Of(Dataset[T]):
+    def __init__(self, item: T) -> None:
+        self.item = item
+
+    def __getitem__(self, key: int) -> T:
+        return self.item
+
+    def __len__(self) -> int:
+        return 8
+
+
+class Untyped:
+    def __getitem__(self, key):  # type: ignore[no-untyped-def]
+        return json.loads(key)
+
+
+class Point(NamedTuple):
+    x: float
+    y: int
+
+
+class Row(TypedDict):
+    a: int
+    b: str
+
+
+of = DataLoader2.from_dataset
+assert_type(of(Of(1), 4), DataLoader2[Tensor])
+assert_type(of(Of(1.5), batch_size=4, num_workers=2), DataLoader2[Tensor])
+assert_type(of(Of(torch.ones(2))), DataLoader2[Tensor])
+assert_type(of([1, 2, 3], 4), DataLoader2[Tensor])
+assert_type(of(range(3), 4), DataLoader2[Tensor])
+assert_type(of(Of("a"), 4), DataLoader2[list[str]])
+assert_type(of(Of(b"a"), 4), DataLoader2[list[bytes]])
+image_label: Of[tuple[Tensor, int]] = Of((torch.ones(2), 1))
+assert_type(of(image_label, 4, shuffle=True, num_workers=2), DataLoader2[list[Tensor]])
+for images, labels in of(image_label, 4):
+    assert_type(images, Tensor)
+several: Of[tuple[Tensor, ...]] = Of((torch.ones(2),))
+assert_type(of(several, 4), DataLoader2[list[Tensor]])
+assert_type(of(Of({"a": 1}), 4), DataLoader2[dict[str, Tensor]])
+assert_type(of(Of(Point(1, 2)), 4), DataLoader2[Any])
+row: Of[Row] = Of({"a": 1, "b": "c"})
+assert_type(of(row, 4), DataLoader2[Any])
+mixed: Of[tuple[Tensor, str]] = Of((torch.ones(2), "a"))
+assert_type(of(mixed, 4), DataLoader2[Any])
+anys: Of[tuple[Any, Any]] = Of((1, 2))
+assert_type(of(anys, 4), DataLoader2[Any])
+assert_type(of(Untyped(), 4), DataLoader2[Any])
+assert_type(of(Of(1), None), DataLoader2[Any])
+assert_type(of(Of(1), batch_size=None), DataLoader2[Any])
+
+
+assert_type(of(json.loads("[1]"), 4), DataLoader2[Any])
+assert_type(of(Of(1), 4, collate_fn=None), DataLoader2[Tensor])
+
+
+def total(batch: list[int]) -> str:
+    return str(sum(batch))
+
+
+assert_type(of(Of(1), 4, collate_fn=total), DataLoader2[str])
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+
+
+assert_type(of(Stream(), 4), DataLoader2[Tensor])
+partly: Of[tuple[Tensor, Any]] = Of((torch.ones(2), 1))
+assert_type(of(partly, 4), DataLoader2[Any])
+unsure: Of[dict[str, Any]] = Of({"a": 1})
+assert_type(of(unsure, 4), DataLoader2[Any])
+"""
+
+#: What that script needs of torch, which mypy would read for twenty seconds.
+TORCH = {
+    "torch/__init__.pyi": """
+from typing import Any
+class Tensor:
+    def __array__(self, dtype: Any = None) -> Any: ...
+def ones(size: int) -> Tensor: ...
+""",
+    "torch/utils/__init__.pyi": "",
+    "torch/utils/data/__init__.pyi": """
+from abc import ABCMeta
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+T_co = TypeVar("T_co", covariant=True)
+class Dataset(Generic[T_co]):
+    def __getitem__(self, index: Any) -> T_co: ...
+class IterableDataset(Dataset[T_co], Iterable[T_co], metaclass=ABCMeta): ...
+""",
+}
+
+#: Of torch, whose types nothing else here depends on, mypy would read for ten seconds.
 SETTINGS = """
 [mypy]
 strict = true
@@ -160,10 +269,28 @@ follow_imports = skip
 """
 
 
-def test_items_are_typed_from_the_source_to_the_loop(tmp_path):
+def check(tmp_path, source, settings_of_mypy):
     script, settings = tmp_path / "script.py", tmp_path / "mypy.ini"
-    script.write_text(SCRIPT)
-    settings.write_text(SETTINGS)
+    script.write_text(source)
+    settings.write_text(settings_of_mypy)
     mypy = [sys.executable, "-m", "mypy", "--config-file", settings, "--cache-dir", tmp_path]
     checked = subprocess.run([*mypy, script], capture_output=True, text=True, timeout=120)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_items_are_typed_from_the_source_to_the_loop(tmp_path):
+    check(tmp_path, SCRIPT, SETTINGS)
+
+
+def test_batches_are_typed_by_the_items_of_a_data_set(tmp_path):
+    stubs = tmp_path / "stubs"
+    for name, stub in TORCH.items():
+        file = stubs / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(stub)
+    own = "[mypy-torch.*]\nfollow_imports = skip\n"
+    assert own in SETTINGS
+    settings = SETTINGS.replace(own, "").replace(
+        "strict = true\n", f"strict = true\nmypy_path = {stubs}\n"
+    )
+    check(tmp_path, DATA_SETS, settings)

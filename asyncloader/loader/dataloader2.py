@@ -10,9 +10,9 @@ import copy
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.arguments import checked_flag, kind_name
@@ -46,10 +46,14 @@ from asyncloader.services.hooks import ServiceHooks, hooks_of
 from asyncloader.services.in_process import InProcessReadingService
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asyncloader.loader.collated import CollatingOptions, Keyed, Number, Text, Unknown
     from asyncloader.loader.page.watch import Watch
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
+K = TypeVar("K")
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
 
 
@@ -196,7 +200,58 @@ class DataLoader2(Generic[T_co]):
         acknowledge: bool = ...,
     ) -> DataLoader2[U]: ...
 
-    # What torch's default_collate makes of items has no type that can be told from theirs.
+    # Without collate_fn: what torch's default_collate makes of items of these types.
+    @overload
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Unknown,
+        batch_size: int = ...,
+        shuffle: bool | None = ...,
+        **options: Unpack[CollatingOptions],
+    ) -> DataLoader2[Any]: ...
+
+    @overload
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Keyed[Number],
+        batch_size: int = ...,
+        shuffle: bool | None = ...,
+        **options: Unpack[CollatingOptions],
+    ) -> DataLoader2[Tensor]: ...
+
+    @overload
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Keyed[Text],
+        batch_size: int = ...,
+        shuffle: bool | None = ...,
+        **options: Unpack[CollatingOptions],
+    ) -> DataLoader2[list[Text]]: ...
+
+    @overload
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Keyed[tuple[Number, ...]],
+        batch_size: int = ...,
+        shuffle: bool | None = ...,
+        **options: Unpack[CollatingOptions],
+    ) -> DataLoader2[list[Tensor]]: ...
+
+    @overload
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Keyed[Mapping[K, Number]],
+        batch_size: int = ...,
+        shuffle: bool | None = ...,
+        **options: Unpack[CollatingOptions],
+    ) -> DataLoader2[dict[K, Tensor]]: ...
+
+    # Of others it cannot be told.
     @overload
     @classmethod
     def from_dataset(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_typing import SCRIPT
+from tests.test_typing import DATA_SETS, SCRIPT
 
 pytestmark = pytest.mark.compat
 pytest.importorskip("basedpyright", reason="needs pip install 'asyncloader[compat]'")
@@ -44,6 +44,12 @@ def complaints(folder: Path, *files: Path) -> list[str]:
 def test_a_typical_script_is_typed_from_the_source_to_the_loop(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
+    assert complaints(tmp_path, script) == []
+
+
+def test_batches_are_typed_by_the_items_of_a_data_set(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DATA_SETS)
     assert complaints(tmp_path, script) == []
 
 
