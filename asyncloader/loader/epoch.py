@@ -284,6 +284,8 @@ class LoopEpoch(Epoch):
             # A task that is collected after its loop was closed has no loop to wait on.
             if running_loop() is self._loop:
                 self.life = CLOSING
+                # Workers that are threads may wait for the consumer, too.
+                self._home.stop()
                 if not self._home.is_empty():
                     with leaving_time(1):
                         await self._home.aclose()

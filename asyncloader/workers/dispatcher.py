@@ -92,7 +92,8 @@ class Dispatcher:
         self._surroundings = surroundings
         self._thread = LoopThread()
         self._account = Account(conversation, Dispatcher._deal.__code__, lambda: [self._dealt])
-        self._context = run_at(Home(self._thread, self._account.watching))
+        home = Home(self._thread, self._account.watching, beyond=lambda: surroundings.beyond())
+        self._context = run_at(home)
         self._flush_timer = FlushTimer()
         self._targets: list[DispatchTarget] = []
         self._plan: DispatchPlan | None = None

@@ -16,6 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, assert_never
 
+from asyncloader.datapipes.running.run_place import present_home
 from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.errors import (
     LoaderError,
@@ -191,6 +192,7 @@ class WorkerHandle:
         self._last_heard = time.monotonic()
         if self.line is not None:
             self.line.begin_epoch(epoch)
+        self.process.work_for(present_home())
         self.attach(loop, on_news)
 
     def stats(self, restarts: int) -> WorkerStats:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from asyncloader.datapipes.running.run_place import Home
 from asyncloader.memory import Segment
 from asyncloader.waiting import call_soon, release
 
@@ -55,6 +56,9 @@ class Mortal:
     def new_memory(self, nbytes: int) -> Segment | None:
         """Return no memory that it shares with its loader and that outlives it."""
         return None
+
+    def work_for(self, home: Home | None) -> None:
+        """Learn in which home of this process it is to work: elsewhere it has no use for one."""
 
     async def wait(self) -> None:
         """Wait for it to end."""

@@ -97,7 +97,9 @@ class Worker:
         self._surroundings = surroundings
         self._thread = LoopThread()
         self._account = Account(conversation, Stream.advance.__code__, self._made)
-        self._home = Home(self._thread, self._account.watching)
+        self._home = Home(
+            self._thread, self._account.watching, beyond=lambda: surroundings.beyond()
+        )
         self._context = run_at(self._home)
         conversation.tally = self._account.tally
         self._flush_timer = FlushTimer()

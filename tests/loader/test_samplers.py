@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
-from asyncloader import DataLoader2
+from asyncloader import DataLoader2, MultiThreadingReadingService
 from asyncloader.datapipes.iter import Prefetcher
 from tests.processes.scripts import run_script
 from tests.standing import standing
@@ -265,6 +265,72 @@ def test_a_sampler_above_a_thread_draws_where_the_items_are_taken(
             found.append(batch.tolist())
             untouched.extend(drawn(3))
     assert found == order_of_many
+
+
+def in_threads(workers: int, **settings: Any) -> DataLoader2[Any]:
+    service = MultiThreadingReadingService(workers, **settings)
+    return DataLoader2(many().datapipe, None, service, seed=7)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_worker_threads_draw_where_the_items_are_taken(
+    workers: int, order_of_many: list[Any], untouched: list[Any]
+) -> None:
+    found = []
+    with in_threads(workers) as loader:
+        for batch in loader:
+            found.append(batch.tolist())
+            untouched.extend(drawn(3))
+    assert found == order_of_many
+
+
+async def test_so_they_do_for_several_loaders_on_a_loop(
+    order_of_many: list[Any], untouched: list[Any]
+) -> None:
+    async def epoch() -> list[Any]:
+        found = []
+        async with in_threads(2) as loader:
+            async for batch in loader:
+                found.append(batch.tolist())
+                untouched.extend(drawn(3))
+        return found
+
+    assert await asyncio.gather(epoch(), epoch()) == [order_of_many] * 2
+
+
+def test_worker_threads_draw_a_later_epoch_and_a_resumed_one_there_too(
+    untouched: list[Any],
+) -> None:
+    with many() as loader:
+        _, second = epochs_of(loader, 2)
+    with in_threads(2) as loader:
+        for _ in loader:
+            untouched.extend(drawn(1))
+        items, found = iter(loader), []
+        for _ in range(100):
+            found.append(next(items).tolist())
+            untouched.extend(drawn(1))
+        state = loader.state_dict()
+    with in_threads(2) as resumed:
+        resumed.load_state_dict(state)
+        for batch in resumed:
+            found.append(batch.tolist())
+            untouched.extend(drawn(1))
+    assert found == second
+
+
+@pytest.mark.parametrize("count", [1, 5, 64, 570])
+def test_worker_threads_end_while_their_sampler_waits_for_whoever_takes_the_items(
+    count: int,
+) -> None:
+    sampler = Wrapped(RandomSampler(range(2000)))
+    graph = DataLoader2.from_dataset(range(2000), 1, sampler=sampler).datapipe
+    with DataLoader2(graph, None, MultiThreadingReadingService(2)) as loader:
+        for _ in range(2):
+            items = iter(loader)
+            for _ in range(count):
+                next(items)
+        assert len(list(loader)) == 2000
 
 
 async def test_a_loader_closes_while_its_sampler_waits_for_whoever_takes_the_items() -> None:

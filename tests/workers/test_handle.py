@@ -47,6 +47,9 @@ class Worker:
     def open_items(self, wake: Any, *, copy_beyond: int) -> Decoder:
         return Decoder(ArenaView(wake, copy_beyond=copy_beyond))
 
+    def work_for(self, home: Any) -> None:
+        pass
+
     def kill(self) -> None:
         self.killed.set()
 

@@ -35,7 +35,14 @@ from asyncloader.runtime import (
     running_loop,
     start_thread,
 )
-from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, release
+from asyncloader.waiting import (
+    LoopWaiter,
+    Stopped,
+    ThreadWaiter,
+    call_soon,
+    do_nothing,
+    release,
+)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -77,8 +84,11 @@ class Home:
         where: asyncio.AbstractEventLoop | LoopThread,
         watching: Watching = NOT_WATCHED,
         consumer: Waiter | None = None,
+        beyond: Callable[[], Home | None] = do_nothing,
     ) -> None:
         self._where = where
+        # The home of the loader that a worker of this process sends its items to.
+        self._beyond = beyond
         # Who waits for the items, and calls ``do_asked`` meanwhile; None if nobody does.
         self._consumer = consumer
         # What threads have asked it to do.
@@ -120,7 +130,8 @@ class Home:
     def at_consumer(self, work: Callable[[], T]) -> T:
         """Call a function in the consumer's thread, from another one that may wait for it."""
         if self._consumer is None:
-            return work()
+            beyond = self._beyond()
+            return work() if beyond is None else beyond.at_consumer(work)
         answer: Future[T] = Future()
         waiter = present_waiter()
 
@@ -134,6 +145,10 @@ class Home:
         self._consumer.wake()
         waiter.until(answer.done)
         return answer.result()
+
+    def has_no_consumer(self) -> bool:
+        """Whether nobody waits here for the items, as in a worker, which sends them."""
+        return self._consumer is None
 
     def do_asked(self) -> None:
         """Do what threads have asked for, in the consumer's thread."""
@@ -491,12 +506,14 @@ def at_consumer(work: Callable[[], T]) -> T:
     """Call a function in the thread that takes the loader's items, while that waits for one.
 
     So nothing else of that thread runs meanwhile. Where the present thread takes them itself, or
-    sends them away, as in a worker, the function is called here.
+    sends them to another process, the function is called here.
     """
     place = PLACE.get()
+    if place is None:
+        return work()
     # A thread that draws for others has no waiter in its context, and is still a thread of a home.
     is_in_thread = getattr(_own, "waiter", None) is not None
-    return place[0].at_consumer(work) if place is not None and is_in_thread else work()
+    return place[0].at_consumer(work) if is_in_thread or place[0].has_no_consumer() else work()
 
 
 def _raise_stopped() -> Any:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
+from asyncloader.datapipes.running.run_place import Home
 from asyncloader.datapipes.running.watch.under_way import UnderWay
 from asyncloader.deadline import time_left
 from asyncloader.errors import ResourceExhausted
@@ -129,6 +130,9 @@ class Process:
             return Segment.create(nbytes)
         except ResourceExhausted:
             return None
+
+    def work_for(self, home: Home | None) -> None:
+        """Learn in which home an epoch runs: a process of its own has no use for it."""
 
     async def hang_dump(self) -> str | None:
         """Ask a process that hangs to end; return where its threads stood, if it can answer."""
@@ -538,6 +542,10 @@ class WorkerProcess(Protocol):
 
     def holding_up(self) -> list[UnderWay]:
         """Ask the process what holds it up; nothing where nobody can ask."""
+        ...
+
+    def work_for(self, home: Home | None) -> None:
+        """Learn in which home of this process the next epoch runs."""
         ...
 
     def new_memory(self, nbytes: int) -> Segment | None:

@@ -17,6 +17,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
+from asyncloader.datapipes.running.run_place import Home
 from asyncloader.generators import PROCESS, Generators
 from asyncloader.system import keep_freed_memory
 from asyncloader.worker_info import WorkerInfo, set_worker_info
@@ -29,6 +30,10 @@ class Surroundings(Protocol):
     @property
     def generators(self) -> Generators:
         """The random generators that the code draws from."""
+        ...
+
+    def beyond(self) -> Home | None:
+        """Return the home of the epoch that the items are for, if that is in this process."""
         ...
 
     def settle(self, info: WorkerInfo) -> None:
@@ -52,6 +57,9 @@ class OwnProcess:
     def __init__(self) -> None:
         self._info: WorkerInfo | None = None
         self._data_set: Any = None
+
+    def beyond(self) -> Home | None:
+        return None
 
     def settle(self, info: WorkerInfo) -> None:
         self._info = info

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from asyncloader.datapipes.mapping import collate_in_own_memory
+from asyncloader.datapipes.running.run_place import Home
 from asyncloader.generators import OwnGenerators
 from asyncloader.system import keep_freed_memory
+from asyncloader.waiting import do_nothing
 from asyncloader.worker_info import WorkerInfo, set_worker_here
 from asyncloader.workers.process.setup import when_imported
 from asyncloader.workers.process.torch_workers import answer_torch, data_set_here, data_set_of
@@ -28,6 +30,8 @@ class OwnThread:
     def __init__(self) -> None:
         self.generators = OwnGenerators()
         self._is_torch_settled = False
+        #: Returns the home of the epoch that the items are for, while there is one.
+        self.beyond: Callable[[], Home | None] = do_nothing
 
     def settle(self, info: WorkerInfo) -> None:
         set_worker_here(info, self.generators)

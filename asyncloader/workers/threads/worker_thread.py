@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from asyncloader.datapipes.running.run_place import function_in
+from asyncloader.datapipes.running.run_place import Home, function_in
 from asyncloader.datapipes.running.waits import held_up_in
 from asyncloader.datapipes.running.watch.frames import present_frames
 from asyncloader.datapipes.running.watch.under_way import UnderWay
@@ -28,6 +28,7 @@ from asyncloader.graph.edit import copy_graph, copy_graphs
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import at_exit, start_thread
 from asyncloader.transport.parcel import Call, Parcel
+from asyncloader.waiting import do_nothing
 from asyncloader.workers.dispatcher import DispatchPlan
 from asyncloader.workers.handing import Handed
 from asyncloader.workers.mortal import Mortal
@@ -152,6 +153,7 @@ class WorkerThread(Mortal):
         self._loader_end: NearLoopEnd | None
         self._loader_end, self._end = channel_to_loop()
         self._program = plan.main.partition(":")[0]
+        self._own = OwnThread()
         self._thread = threading.Thread(target=self._run, name=plan.name, daemon=True)
         start_thread(self._thread)
         _running.add(self)
@@ -168,6 +170,10 @@ class WorkerThread(Mortal):
 
     def open_items(self, wake: Callable[[], None], *, copy_beyond: int) -> Handed:
         return Handed()
+
+    def work_for(self, home: Home | None) -> None:
+        # A loader that is dropped must not be kept alive by its threads.
+        self._own.beyond = do_nothing if home is None else weakref.ref(home)
 
     def holding_up(self) -> list[UnderWay]:
         ident = self._thread.ident
@@ -198,7 +204,7 @@ class WorkerThread(Mortal):
     def _run(self) -> None:
         code = 0
         try:
-            importlib.import_module(self._program).work(self._end, OwnThread())
+            importlib.import_module(self._program).work(self._end, self._own)
         except SystemExit as leave:
             code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
         except BaseException:  # noqa: BLE001  user code ran: whatever it raised ends the thread
