@@ -37,7 +37,7 @@ from asyncloader.datapipes.running.watch.under_way import UnderWay, of_task
 from asyncloader.datapipes.settled import Reason, item_numbers
 from asyncloader.datapipes.tolerance import Failure, failure_of
 from asyncloader.errors import LoaderError
-from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
+from asyncloader.runtime import Exit, begin_task, released, running_loop
 from asyncloader.safe_error_text import note
 from asyncloader.waiting import call_soon
 
@@ -289,8 +289,8 @@ class Calls(RunningAhead):
         #: Whether the source has ended.
         self.has_read_all = False
         self._has_done_its_work = self._has_told = False
-        # Whether a call runs that only tells whether any succeeds.
-        self._is_asking = False
+        # The call that only tells whether any succeeds, if one runs.
+        self._asking: Member | None = None
         # How many calls were begun in this turn of the loop.
         self._begun_now = 0
         # Each call would make a copy of its own.
@@ -450,10 +450,12 @@ class Calls(RunningAhead):
                 continue
             if not self._may_begin_now():
                 return
-            heapq.heappop(self._waiting)
-            task = begin_task(self.loop, self._made(member), "asyncloader rollout")
-            self.under_way[task] = member
-            task.add_done_callback(self._end_call, context=self._context)
+            self._begin_call(heapq.heappop(self._waiting))
+
+    def _begin_call(self, member: Member) -> None:
+        task = begin_task(self.loop, self._made(member), "asyncloader rollout")
+        self.under_way[task] = member
+        task.add_done_callback(self._end_call, context=self._context)
 
     def _may_begin_now(self) -> bool:
         """Whether one more call may begin in this turn of the loop."""
@@ -476,7 +478,8 @@ class Calls(RunningAhead):
 
     async def _made(self, member: Member) -> Any:
         group = member.group
-        if self._is_shut() or not group.wants(member):
+        is_asking = member is self._asking
+        if self._is_shut() or not (is_asking or group.wants(member)):
             # That has come about since the task was made.
             return _NONE
         member.version = self._running.version()
@@ -485,10 +488,8 @@ class Calls(RunningAhead):
         self._running.counted.calls += 1
         member.since = self.loop.time()
         group.running += 1
-        if group.timer is None and self.pipe.group_timeout is not None:
-            group.timer = self.loop.call_later(self.pipe.group_timeout, self._be_late, group)
-        if group.running == 1:
-            self._note_attempts(group)
+        if not is_asking:
+            self._note_begun(group)
         try:
             return await self._call(member)
         except Again as again:
@@ -498,6 +499,12 @@ class Calls(RunningAhead):
                 raise
             return _failed(error, member.group.prompt, self.pipe)
 
+    def _note_begun(self, group: Group) -> None:
+        if group.timer is None and self.pipe.group_timeout is not None:
+            group.timer = self.loop.call_later(self.pipe.group_timeout, self._be_late, group)
+        if group.running == 1:
+            self._note_attempts(group)
+
     def _end_call(self, task: asyncio.Task[Any]) -> None:
         member = self.under_way.pop(task)
         group = member.group
@@ -505,9 +512,10 @@ class Calls(RunningAhead):
             member.since = None
             group.running -= 1
         is_aborted, member.is_aborted = member.is_aborted, False
+        if member is self._asking:
+            self._asking = None
         if self._is_closing() or not group.wants(member):
-            # Nobody needs it any more. Look at the error, or asyncio would log it.
-            _ = task.cancelled() or task.exception()
+            self._hear(task)
             self._call_instead(member)
         elif is_aborted and task.cancelled():
             self._put_back(member)
@@ -548,6 +556,19 @@ class Calls(RunningAhead):
         else:
             self._fail_call(member, outcome.error)
 
+    def _hear(self, task: asyncio.Task[Any]) -> None:
+        """Note whether a call succeeded whose result nobody needs, or not any more."""
+        try:
+            outcome = released(task.result())
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it
+            if not self._is_closing():
+                self._stop(error)
+            return
+        if outcome is not _NONE and outcome.__class__ not in (Again, Failure):
+            self._note_success()
+
     def _put_back(self, member: Member) -> None:
         if member.partial is None:
             member.begun_at = None
@@ -556,9 +577,12 @@ class Calls(RunningAhead):
     def _succeed(self, member: Member, result: Any) -> None:
         member.result, member.partial = result, None
         member.group.have_come += 1
+        self._note_success()
+        self._look_at(member.group)
+
+    def _note_success(self) -> None:
         self._succeeded += 1
         self._failed_in_a_row = 0
-        self._look_at(member.group)
 
     def _fail_call(self, member: Member, error: Exception) -> None:
         pipe, group = self.pipe, member.group
@@ -599,36 +623,20 @@ class Calls(RunningAhead):
 
     def _ask_whether_any_succeeds(self) -> None:
         """Call once more for a prompt that has its results, if no other call can tell."""
-        if self._is_asking or self._is_shut() or len(self.under_way) >= self.pipe.concurrency:
+        is_full = len(self.under_way) >= self.pipe.concurrency
+        if self._asking is not None or is_full or self._is_shut():
             return
         may_read = not self.has_read_all and self.pipe.admission.admits(self._load())
         unfinished = (group for _, group in self._line if not group.is_over)
         if may_read or any(each.failed_at is None for each in unfinished):
             return
-        found = (each for each in list(self._running.unsettled.values()) if each.is_over)
-        group = next((each for each in found if each.error is None and each.have_come), None)
-        if group is not None:
-            self._is_asking = True
-            member = Member(group, 0)
-            member.attempt = group.failed
-            task = begin_task(self.loop, contained(self._asked, member), "asyncloader rollout")
-            self.under_way[task] = member
-            task.add_done_callback(self._end_call)
-
-    async def _asked(self, member: Member) -> None:
-        """Make a call of which only counts whether it succeeds."""
-        member.version = self._running.version()
-        self._running.counted.calls += 1
-        member.since = self.loop.time()
-        member.group.running += 1
-        try:
-            await self._call(member)
-            self._succeeded += 1
-        except Exception:
-            # As all others have: the server may be away.
-            logger.debug("a call for a prompt that has its results failed", exc_info=True)
-        finally:
-            self._is_asking = False
+        # Of those that are not recorded, the line has all that keep others from being begun.
+        begun = list(self._running.unsettled.values()) or [group for _, group in self._line]
+        found = (each for each in begun if each.is_over and each.error is None and each.have_come)
+        if (group := next(found, None)) is not None:
+            self._asking = Member(group, 0)
+            self._asking.attempt = group.failed
+            self._begin_call(self._asking)
 
     def _is_last(self) -> bool:
         """Whether all prompts were read, and calls for each that is not finished have failed."""

@@ -68,6 +68,10 @@ class Server:
         future = self._answers.setdefault((prompt, member), asyncio.Future())
         future.set_result(result or prompt)
 
+    def unanswer(self, prompt, member=0):
+        """Let the next call wait for an answer of its own."""
+        del self._answers[prompt, member]
+
     def fail(self, prompt, error, member=0):
         self._answers.pop((prompt, member)).set_exception(error)
 
@@ -508,6 +512,117 @@ async def test_one_prompt_that_never_succeeds_does_not_stop_the_others(bad, orde
         assert loader.stats().left_out == {"timeout": 1}
     assert sorted(trained) == [each for each in range(10) if each != bad]
     assert calls[bad] < 20
+
+
+async def test_one_prompt_that_never_succeeds_does_not_stop_the_others_without_a_loader():
+    calls = Counter()
+
+    async def generate(prompt):
+        calls[prompt] += 1
+        if prompt == 0:
+            # All that may begin beside it are done before it fails first.
+            await turns(200)
+            raise TimeoutError
+        return prompt
+
+    prompts = IterableWrapper(range(20))
+    graph = prompts.rollout(generate, order="source", concurrency=2, backoff=0.001)
+    async with asyncio.timeout(20):
+        assert [each async for each in graph] == list(range(1, 20))
+    assert calls[0] < 20
+
+
+async def test_failures_are_not_in_a_row_if_a_call_for_an_answered_prompt_succeeds_between():
+    calls = Counter()
+
+    async def generate(prompt):
+        calls[prompt] += 1
+        if prompt == 0:
+            return prompt
+        await turns(200)
+        raise OSError("bad")
+
+    graph = lagged(
+        generate, range(6), Version(), per_step=3, backoff=0.001, attempts=1, max_failures=8
+    )
+    async with DataLoader2(graph, acknowledge=True) as loader, asyncio.timeout(20):
+        assert [each async for each in loader] == [0]
+        assert loader.stats().left_out == {"attempts": 5}
+    assert calls[0] > 1
+
+
+async def test_a_prompt_is_not_given_up_for_a_call_that_succeeds_just_after_it_failed():
+    server = Server()
+    graph = lagged(server.generate, "ab", Version(), per_step=1, backoff=0.001, attempts=1)
+    async with DataLoader2(graph, acknowledge=True) as loader:
+        items = aiter(loader)
+        coming = asyncio.ensure_future(anext(items))
+        await server.was_asked(2)
+        server.answer("a")
+        assert await coming == "a"
+        coming = asyncio.ensure_future(anext(items))
+        server.unanswer("a")
+        server.fail("b", OSError("bad"))
+        # Nothing else can tell, so it is called for "a" again.
+        await server.was_asked(4)
+        assert sorted(server.prompts[2:]) == ["a", "b"]
+        # In one turn of the loop.
+        server.fail("b", OSError("bad"))
+        server.answer("a")
+        await server.was_asked(5)
+        server.answer("b")
+        assert await coming == "b"
+        assert loader.stats().left_out == {}
+
+
+async def test_no_call_for_an_answered_prompt_begins_in_a_pause():
+    policy, is_bad, is_paused = Version(), asyncio.Event(), asyncio.Event()
+    calls = []
+
+    async def generate(prompt):
+        calls.append((prompt, is_paused.is_set()))
+        if prompt == 1 and not is_paused.is_set():
+            await is_bad.wait()
+            pausing.set_result(None)
+            raise OSError("bad")
+        return prompt
+
+    pausing = asyncio.get_running_loop().create_future()
+    graph = lagged(generate, range(2), policy, per_step=1, backoff=0.001, attempts=1)
+    async with DataLoader2(graph, acknowledge=True) as loader:
+        items = aiter(loader)
+        assert await anext(items) == 0
+        coming = asyncio.ensure_future(anext(items))
+        await turns()
+        is_bad.set()
+        await pausing
+        # The call has ended, and the loader calls for 0 at the next turn.
+        await turns(1)
+        async with loader.paused(in_flight="keep"):
+            is_paused.set()
+            await turns()
+            assert calls == [(0, False), (1, False)]
+        assert await coming == 1
+
+
+async def test_a_call_for_an_answered_prompt_that_exits_ends_the_pass():
+    calls = Counter()
+
+    async def generate(prompt):
+        calls[prompt] += 1
+        if prompt == 0:
+            if calls[0] == 2:
+                raise SystemExit(3)
+            return prompt
+        await turns(200)
+        raise OSError("bad")
+
+    graph = lagged(generate, range(2), Version(), per_step=1, backoff=0.001, attempts=1)
+    async with DataLoader2(graph, acknowledge=True) as loader:
+        items = aiter(loader)
+        assert await anext(items) == 0
+        with pytest.raises(SystemExit):
+            await anext(items)
 
 
 async def test_a_server_that_is_away_is_asked_for_other_prompts_and_nothing_is_left_out():
