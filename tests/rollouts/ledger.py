@@ -101,6 +101,8 @@ class Ledger:
         self._failed_before = save.failed
         # When calls failed, and how many had succeeded by then.
         self._succeeded = 0
+        # How many have failed since one succeeded, and the most that this was.
+        self._in_a_row = self._most_in_a_row = 0
         self._failures: dict[int, list[Failed]] = {}
         self._handed_on: list[int] = []
         # What the next call may be given as its partial result.
@@ -201,6 +203,8 @@ class Ledger:
         """Note that it failed."""
         is_asking = (number, member) in self._asking
         self.end_call(number, member, [None])
+        self._in_a_row += 1
+        self._most_in_a_row = max(self._most_in_a_row, self._in_a_row)
         if self.looks and not is_asking:
             self.failed[number] += 1
             failed = Failed(member, self._now(), self._succeeded)
@@ -211,7 +215,14 @@ class Ledger:
         self.end_call(number, member, [None])
         if self.looks:
             self._succeeded += 1
+            self._in_a_row = 0
             self._answered.add((number, member))
+
+    def look_at_raised(self) -> None:
+        """Note if the error of a call is raised, and too few had failed."""
+        least = 1 if self.plan.more["on_error"] == "raise" else self.plan.more["max_failures"]
+        if (most := self._most_in_a_row) < least:
+            self.say(f"an error is raised after {most} failures in a row, and not {least}")
 
     @property
     def _may_be_stale(self) -> bool:

@@ -109,6 +109,11 @@ def given_up_too_early(has_had: Callable[..., bool]) -> Any:
     return given_up
 
 
+def counted_as_no_end_of_a_row(calls: Calls) -> None:
+    """Count a success, and go on to count failures as if there had been none."""
+    calls._succeeded += 1
+
+
 def opened_silently(gate: Gate) -> None:
     """Open a gate and tell no call."""
     gate._shut -= 1
@@ -204,6 +209,9 @@ MUTANTS: dict[str, Broken] = {
     ),
     "prompts are given up one failure too early": around(
         Calls, "_has_had_its_attempts", given_up_too_early
+    ),
+    "failures are in a row whatever succeeds between": instead(
+        Calls, "_note_success", counted_as_no_end_of_a_row
     ),
     "a state forgets attempts": instead(Ledger, "attempts", lambda ledger, number: (0, 0)),
     "a state forgets kept results": instead(RolloutPass, "kept", nothing),

@@ -371,6 +371,8 @@ class Line:
             with jitter, ScriptedLoop() as loop:
                 ledger.begin_run(save, version, partial(left_out_of, loader), loop.time)
                 ending = self._played(loop, trainer)
+                if ending == "refused":
+                    ledger.look_at_raised()
                 if trainer.has_ended:
                     self.left_out = left_out_of(loader)
                     ledger.end(self.left_out)
