@@ -119,11 +119,13 @@ def _failed(error: BaseException, prompt: Any, pipe: Any) -> Failure | Exit:
 class Group:
     """One prompt: the calls for it, and their results."""
 
-    def __init__(self, item: Any, number: int, order: int, size: int) -> None:
+    def __init__(self, item: Any, number: int, whole_number: int, order: int, size: int) -> None:
         #: What is handed on with the results: the numbered prompt, where it is recorded.
         self.item = item
         self.prompt = item.item if isinstance(item, NumberedItem) else item
+        #: Which it is on this rank, and of those of all ranks together, which others are told.
         self.number = number
+        self.whole_number = whole_number
         #: How many prompts were read before it.
         self.order = order
         self.members = [Member(self, index) for index in range(size)]
@@ -187,8 +189,8 @@ class Member:
 
     @property
     def number(self) -> int:
-        """The prompt's number."""
-        return self.group.number
+        """The prompt's number, on all ranks together."""
+        return self.group.whole_number
 
     def __lt__(self, other: Member) -> bool:
         return (self.group.number, self.member) < (other.group.number, other.member)
@@ -222,6 +224,9 @@ class Records(Protocol):
 
     def version(self) -> int:
         """Return the policy's number."""
+
+    def whole_number(self, number: int) -> int:
+        """Return which number a prompt has before the division among ranks."""
 
     def begin(self, group: Group) -> None:
         """Note that a prompt is begun."""
@@ -315,10 +320,10 @@ class Calls(RunningAhead):
         if isinstance(item, NumberedItem):
             # Only single items come here.
             (number,) = item_numbers(item.key)
-        group = Group(item, number, self._read, self._size)
+        running = self._running
+        group = Group(item, number, running.whole_number(number), self._read, self._size)
         self._read += 1
         self.reads.passed(self._read)
-        running = self._running
         running.begin(group)
         failed, group.cut_off = running.attempts(number)
         group.failed = failed

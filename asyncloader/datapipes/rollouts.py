@@ -455,6 +455,10 @@ class RolloutPass(Pass[Any]):
         """Return the policy's number."""
         return 0 if self._version is None else self._version.number
 
+    def whole_number(self, number: int) -> int:
+        """Return which number a prompt has before the division among ranks."""
+        return self.edge.tree.whole_number(number)
+
     def begin(self, group: Group) -> None:
         """Note that a prompt is begun."""
         if isinstance(group.item, NumberedItem):
@@ -479,8 +483,9 @@ class RolloutPass(Pass[Any]):
         kept = self._ledger.kept_results(group.number).get(self.pipe_number)
         if kept is not None and not self._is_of_group(kept):
             raise SnapshotError(
-                f"the state does not fit the graph: what it kept of item {group.number} are no"
-                f" results of {stage_name(self.pipe)}, but {repr_of(kept)}"
+                "the state does not fit the graph: what it kept of item"
+                f" {group.whole_number} are no results of {stage_name(self.pipe)}, but"
+                f" {repr_of(kept)}"
             )
         if kept is not None and self._version is not None and kept[0] > self.version():
             raise SnapshotError(

@@ -420,7 +420,7 @@ class DataLoader2(Generic[T_co]):
         divided it, if only one-to-one pipes come in between. Elsewhere there are none.
         """
         numbers = self._engine.numbers()
-        return numbers and self._states.numbers_in_whole(numbers, _role(self._hooks))
+        return numbers and tuple(map(self._engine.lifecycle.whole_number, numbers))
 
     @property
     def is_padding(self) -> bool:
@@ -686,13 +686,15 @@ class DataLoader2(Generic[T_co]):
         # The user's own pipes stay as they are.
         self._graph = graph = Graph(copy_graph(datapipe))
         set_numbers(graph.pipes)
-        self._states = LoaderStates(graph)
+        self._states = states = LoaderStates(graph)
+        hooks, lifecycle = self._hooks, self._engine.lifecycle
+        lifecycle.find_whole_number = lambda: states.whole_number(_role(hooks))
         if unrepeatable(graph) is not None:
             # It is run as another one, in which nobody would find what is refused.
             check_graph(graph, Purpose.RUN)
             if not self._acknowledges:
                 check_graph(graph, Purpose.DELIVER)
-        self._engine.lifecycle.use_graph(Graph(as_recorded(as_run(copy_graph(graph.end)))))
+        lifecycle.use_graph(Graph(as_recorded(as_run(copy_graph(graph.end)))))
 
     def _check_has_graph(self) -> None:
         if self.datapipe is None:

@@ -119,6 +119,10 @@ class Lifecycle:
         self.settled_items: Callable[[], int] = lambda: 0
         #: Says how many of them were delivered.
         self.delivered_items: Callable[[], int] = lambda: 0
+        #: Says which number an item of this rank has before the division among ranks; and returns
+        #: what says so, once the service has begun.
+        self.whole_number: Callable[[int], int] = int
+        self.find_whole_number: Callable[[], Callable[[int], int]] = lambda: int
         # Whether it is recorded what becomes of each item; the pipe with which items get their
         # numbers then, and where that began.
         self._records = self._is_to_record = self._has_to_record = False
@@ -425,6 +429,8 @@ class Lifecycle:
         self._tree = tree = RunTree(pipes)
         tree.settled_items, tree.delivered_items = self.settled_items, self.delivered_items
         self._begun_with, self._numbering = start, self._numbering_in(prepared)
+        if self._numbering is not None:
+            self.whole_number = tree.whole_number = self.find_whole_number()
         self._recorded_end = prepared
         self._why_no_state = added_without_order(added) if added else self._why_no_state
         cursors = start.cursors

@@ -18,6 +18,7 @@ before it. Each rank has as many items in a row as it has workers:
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -536,20 +537,19 @@ class RankOrder(NamedTuple):
         return share
 
 
-def numbers_in_whole(graph: Graph, numbers: tuple[int, ...], role: Role) -> tuple[int, ...]:
-    """Return the numbers, before the division among ranks, of what a rank has numbered.
+def whole_number(graph: Graph, role: Role) -> Callable[[int], int]:
+    """Return what says which number something has before the division among ranks.
 
-    They are the same where nothing divides among ranks, or other pipes than one-to-one follow.
+    It is given the number on this rank, which is the same where nothing divides among ranks, or
+    other pipes than one-to-one follow.
     """
-    if role.ranks == 1:
-        return numbers
-    part = recorded_part(graph, in_order=role.in_order)
-    try:
-        division = _rank_division(graph, role.ranks, role, _numbered(graph, part))
-    except SnapshotError:
-        return numbers
-    order = RankOrder(role.rank, role.ranks, _block_size(graph, division, role.workers))
-    return tuple(map(order.number, numbers))
+    if role.ranks > 1:
+        part = recorded_part(graph, in_order=role.in_order)
+        with contextlib.suppress(SnapshotError):
+            division = _rank_division(graph, role.ranks, role, _numbered(graph, part))
+            block = _block_size(graph, division, role.workers)
+            return RankOrder(role.rank, role.ranks, block).number
+    return int
 
 
 def divides_alike(graph: Graph, workers: int, other: int) -> bool:

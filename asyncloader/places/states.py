@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -44,11 +44,11 @@ from asyncloader.graph.walk import Graph
 from asyncloader.places.elastic import (
     Role,
     divides_alike,
-    numbers_in_whole,
     recorded_part,
     refit,
     regroup,
     united,
+    whole_number,
 )
 from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, check_plain, decode, decode_each
 from asyncloader.places.stream_place import PartFacts, stream_form
@@ -137,9 +137,9 @@ class LoaderStates:
         """Ask for the lengths again: an epoch that is begun again has the number it had before."""
         self._epoch_lengths = None, {}
 
-    def numbers_in_whole(self, numbers: tuple[int, ...], role: Role) -> tuple[int, ...]:
-        """Return the numbers of items before they were divided among ranks."""
-        return numbers_in_whole(self._graph, numbers, role)
+    def whole_number(self, role: Role) -> Callable[[int], int]:
+        """Return what says which number an item of this rank has before their division."""
+        return whole_number(self._graph, role)
 
     def _check_graph(self, before: Fingerprint) -> None:
         different = differences(before, self._fingerprint)

@@ -289,6 +289,26 @@ async def recorded(workers: int, count: int, states: list[dict[str, Any]] | None
 
 
 @scene
+async def generated(count: int, states: list[dict[str, Any]] | None) -> Any:
+    """Return what a rollout is told of so many prompts, or of the rest, and their own numbers."""
+
+    async def generate(prompt: int, *, number: int) -> tuple[int, int]:
+        return prompt, number
+
+    graph = IterableWrapper(range(COUNT)).sharding_filter().rollout(generate, concurrency=1)
+    found: list[Any] = []
+    async with loader_of(graph, acknowledge=True) as loader:
+        if states is not None:
+            loader.load_state_dict(states)
+        async for prompt, number in loader:
+            found.append((prompt, number, *loader.numbers))
+            loader.ack()
+            if len(found) == count:
+                break
+        return found, loader.state_dict(include_datapipe=False)
+
+
+@scene
 async def recorded_where_ranks_have_more(workers: int) -> Any:
     """Return the numbers of an epoch, how many were left out, a state of its end, and the rest."""
     graph = on_this_rank(5, 40, 12).map(double, repeatable=False)

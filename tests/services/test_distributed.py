@@ -203,6 +203,15 @@ def test_other_ranks_go_on_with_what_no_rank_has_settled(company, saved, loaded)
     assert COUNT - 8 * loaded[0] <= len(settled) + left_out <= COUNT
 
 
+@pytest.mark.parametrize(("saved", "loaded"), [(2, 2), (2, 3), (3, 1)])
+def test_a_rollout_tells_each_prompt_by_its_number_on_all_ranks(company, saved, loaded):
+    begun = company.play("generated", saved, 3, None)
+    found = company.play("generated", loaded, 0, [state for _, state in begun])
+    told = [each for each, _ in (*begun, *found) for each in each]
+    assert all(prompt == number == own for prompt, number, own in told)
+    assert sorted(prompt for prompt, *_ in told) == list(range(COUNT))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_rank_has_read_and_others_have_not_is_left_out_by_fullsync(play, workers):
     found = play("recorded_where_ranks_have_more", workers)

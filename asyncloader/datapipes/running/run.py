@@ -108,6 +108,9 @@ class RunTree:
     #: Says how many of its items a loader has delivered.
     delivered_items: Callable[[], int] = staticmethod(lambda: 0)
 
+    #: Says which number an item of this rank has before the division among ranks.
+    whole_number: Callable[[int], int] = int
+
     #: Tells the loader at once what a worker has left out.
     tell: Callable[[], object] = staticmethod(lambda: None)
 
