@@ -238,7 +238,7 @@ class Records(Protocol):
         """Note the same."""
 
     def kept(self, group: Group) -> Sequence[Any] | None:
-        """Return the version and the results that a state has of a prompt, or None."""
+        """Return the version and the results that a state has of a prompt, if they are of use."""
 
     def keep(self, group: Group) -> None:
         """Keep the results of a prompt for a state, if it is to have them."""

@@ -477,7 +477,7 @@ class RolloutPass(Pass[Any]):
             self._ledger.note_attempts(number, failed, cut_off)
 
     def kept(self, group: Group) -> Sequence[Any] | None:
-        """Return the version and the results that a state has of a prompt, or None."""
+        """Return the version and the results that a state has of a prompt, if they are of use."""
         if self._ledger is None or self.pipe_number is None:
             return None
         kept = self._ledger.kept_results(group.number).get(self.pipe_number)
@@ -493,7 +493,20 @@ class RolloutPass(Pass[Any]):
                 f" version {self.version()}: save version.number with the state, and begin with"
                 f" version=Version(that number)"
             )
+        if kept is not None and self._would_be_late(kept[0]):
+            return None
         return kept
+
+    def _would_be_late(self, begun: int) -> bool:
+        """Whether a result of a version may be trained too late, after all that was begun before.
+
+        So it is where fewer ranks go on with what more of them have kept.
+        """
+        pipe = self.pipe
+        if pipe.max_lag is None or pipe.judges:
+            return False
+        before = len(self.unsettled) - 1 + pipe.window - 1
+        return bool(self.version() + before // pipe.per_step - begun > pipe.max_lag)
 
     def _is_of_group(self, kept: Any) -> bool:
         """Whether what a state has are a version, and as many results as a group may have."""

@@ -13,6 +13,7 @@ import pytest
 from asyncloader import (
     Again,
     DataLoader2,
+    DistributedReadingService,
     LoaderError,
     MultiProcessingReadingService,
     StarvedError,
@@ -21,6 +22,7 @@ from asyncloader import (
 from asyncloader.datapipes import prompts
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.errors import SnapshotError
+from tests.table import Tables, on_rank
 
 
 async def echo(prompt):
@@ -1046,6 +1048,49 @@ async def test_results_that_were_paid_for_are_kept():
             state = loader.state_dict(include_datapipe=False)
     assert trained == list(range(12))
     assert calls == Counter(range(12))
+
+
+@pytest.mark.parametrize(("order", "again"), [("source", [4, 5, 6, 7]), (2, [3, 4, 5, 6, 7])])
+async def test_kept_results_that_fewer_ranks_train_too_late_are_made_anew(order, again):
+    calls = []
+
+    def loader_on(rank, size, policy):
+        async def generate(prompt, *, version):
+            calls.append(prompt)
+            return prompt, version
+
+        graph = IterableWrapper(range(8)).sharding_filter()
+        graph = graph.rollout(
+            generate, version=policy, max_lag=1, per_step=2, order=order, keep_results=True
+        )
+        service = DistributedReadingService(group=(rank, size))
+        return DataLoader2(graph.batch(2), reading_service=service, acknowledge=True)
+
+    async def state_of(rank):
+        on_rank(rank)
+        async with loader_on(rank, 2, Version()) as loader:
+            await anext(aiter(loader))
+            while len(calls) < 8 - 2 * (order == 2):
+                await turns()
+            await turns()
+            return loader.state_dict(include_datapipe=False)
+
+    with Tables(2).laid():
+        states = await asyncio.gather(state_of(0), state_of(1))
+    begun, policy = sorted(calls), Version()
+    calls.clear()
+    trained, lags = [], []
+    with Tables(1).laid():
+        async with loader_on(0, 1, policy) as loader:
+            loader.load_state_dict(states)
+            async for batch in loader:
+                trained += [prompt for prompt, _ in batch]
+                lags += [policy.number - version for _, version in batch]
+                policy.advance()
+                loader.ack()
+    assert sorted(trained) == list(range(8))
+    assert max(lags) <= 1
+    assert sorted(calls) == again, begun
 
 
 async def test_results_of_a_later_policy_than_the_present_one_are_refused():
