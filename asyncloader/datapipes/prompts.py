@@ -639,7 +639,7 @@ class Calls(RunningAhead):
         begun = list(self._running.unsettled.values()) or [group for _, group in self._line]
         found = (each for each in begun if each.is_over and each.error is None and each.have_come)
         if (group := next(found, None)) is not None:
-            self._asking = Member(group, 0)
+            self._asking = Member(group, group.done()[0].member)
             self._asking.attempt = group.failed
             self._begin_call(self._asking)
 

@@ -534,6 +534,22 @@ async def test_one_prompt_that_never_succeeds_does_not_stop_the_others_without_a
     assert calls[0] < 20
 
 
+async def test_whether_any_succeeds_is_asked_for_a_member_that_has_succeeded():
+    async def generate(prompt, *, member):
+        if prompt == "a" and member == 1:
+            await turns()
+            return prompt
+        await turns(200 * (prompt == "b"))
+        raise OSError("bad")
+
+    settings = {"group": 2, "min_group": 1, "group_timeout": 60, "attempts": 1}
+    settings |= {"per_step": 1, "backoff": 0.001, "max_failures": 20}
+    graph = lagged(generate, "ab", Version(), **settings)
+    async with DataLoader2(graph, acknowledge=True) as loader, asyncio.timeout(20):
+        assert [each async for each in loader] == [["a"]]
+        assert loader.stats().left_out == {"attempts": 1}
+
+
 async def test_failures_are_not_in_a_row_if_a_call_for_an_answered_prompt_succeeds_between():
     calls = Counter()
 
