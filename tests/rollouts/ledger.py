@@ -1,14 +1,15 @@
-"""What is known outside of the loader of a program that uses ``rollout``.
+"""What is known outside of the loaders of a program that uses ``rollout``.
 
-This file is about ``Ledger``, which is told of every call, every answer and every item that was
-acknowledged, and notes what is not as promised.
+This file is about ``Ledger``, of a line of states, and ``RankLedger``, of one rank in a run: they
+are told of every call, every answer and every item that was acknowledged, and note what is not as
+promised.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,15 +30,23 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Save:
-    """What a program has saved: the loader's state, and what goes with it."""
+    """What a program has saved: the state of each rank's loader, and what goes with them."""
 
-    state: dict[str, Any] | None = None
+    states: tuple[dict[str, Any], ...] = ()
     trained: tuple[int, ...] = ()
     filtered: frozenset[int] = frozenset()
     left_out: int = 0
     version: int = 0
     #: How often calls for prompts had failed: the most of the members of each.
     failed: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A rank's state, and what is known of that rank at this moment."""
+
+    state: dict[str, Any]
+    failed: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -64,55 +73,27 @@ class Ledger:
     calls: int = 0
 
     def __post_init__(self) -> None:
-        self.begin_run(Save(), Version())
+        self.begin_run(Save())
 
-    def begin_run(
-        self,
-        save: Save,
-        version: Version,
-        left_out: Callable[[], Counter[str]] = Counter,
-        now: Callable[[], float] = float,
-    ) -> None:
-        """Note that a program begins, or resumes.
-
-        ``left_out()`` is how many the loader has left out, and ``now()`` the time.
-        """
+    def begin_run(self, save: Save) -> None:
+        """Note that a program begins, or resumes."""
         self.looks = True
-        self.resumed += save.state is not None
-        self._version = version
-        self._left_out = left_out
-        self._now = now
+        self.resumed += bool(save.states)
+        self.save = save
         self.trained = list(save.trained)
         #: Numbers that a filter has left out.
         self.filtered = set(save.filtered)
-        self._left_out_before = save.left_out
-        self._settled = settled_in(save.state) if save.state is not None else set[int]()
-        self._filtered_before = len(save.filtered)
-        self._trained_before = len(save.trained)
-        #: The calls that run, by number and member.
-        self.running: set[tuple[int, int]] = set()
-        #: Those that were told to end and go on for a while, and since when.
-        self._told_to_end: dict[tuple[int, int], float] = {}
-        self._begun: set[int] = set()
-        self._answered: set[tuple[int, int]] = set()
-        # Calls for prompts that have their answers, which only tell whether any call succeeds.
-        self._asking: set[tuple[int, int]] = set()
-        self._kept = kept_in(save.state) if save.state is not None else set[int]()
-        self._failed_before = save.failed
-        # When calls failed, and how many had succeeded by then.
-        self._succeeded = 0
-        # How many have failed since one succeeded, and the most that this was.
-        self._in_a_row = self._most_in_a_row = 0
-        self._failures: dict[int, list[Failed]] = {}
-        self._handed_on: list[int] = []
-        # What the next call may be given as its partial result.
-        self._partials: dict[tuple[int, int], list[Any]] = {}
-        self._is_paused = False
+        self.settled = {each for state in save.states for each in settled_by(state)}
+        #: Of which version the results are that the states have, by prompt.
+        self.kept = {n: old for state in save.states for n, old in kept_in(state).items()}
+        #: What each rank of this run knows.
+        self.ranks: list[RankLedger] = []
 
     def end_run(self) -> None:
         """Note that the program has ended: what is still done in this process does not count."""
         if self.looks:
-            self._look_at_order()
+            for rank in self.ranks:
+                rank.look_at_order()
             self.looks = False
 
     def say(self, what: str) -> None:
@@ -120,11 +101,139 @@ class Ledger:
         if self.looks and len(self.wrong) < 20:
             self.wrong.append(what)
 
+    def trained_now(self) -> set[int]:
+        """Return the numbers that were trained in this run."""
+        return set(self.trained[len(self.save.trained) :])
+
+    def saved(self, noted: Sequence[Noted], version: int) -> Save | None:
+        """Return what the program saves now, or None if there is nothing to resume."""
+        states = [each.state for each in noted]
+        if any(map(is_of_next_epoch, states)):
+            # A rank that reads ahead may have seen the end before another did.
+            left_out = sum(rank.left_out().total() for rank in self.ranks)
+            if not self.plan.ranks and len(self.trained) + left_out != self.count:
+                self.say(f"a state says the epoch is over: {len(self.trained)} are trained")
+            return None
+        settled = {each for state in states for each in settled_by(state)}
+        if missing := set(self.trained) - settled:
+            self.say(f"a state does not know that {sorted(missing)} were acknowledged")
+        return Save(
+            tuple(states),
+            tuple(self.trained),
+            frozenset(self.filtered & settled),
+            sum(map(left_out_in, states)),
+            version,
+            self.save.failed | {number: n for each in noted for number, n in each.failed.items()},
+        )
+
+    def end(self, left_out: Counter[str]) -> None:
+        """Note that a line has come to its end, and that so many were left out."""
+        count = self.count
+        twice = [each for each, times in Counter(self.trained).items() if times > 1]
+        if twice:
+            self.say(f"acknowledged twice: {twice}")
+        if set(self.trained) - set(range(count)):
+            self.say(f"of {count} numbers there are {max(self.trained)}")
+        self._look_at_all(left_out)
+        if left_out["filter"] != len(self.filtered):
+            self.say(f"{left_out['filter']} left out by a filter that left out {self.filtered}")
+        if left_out.keys() <= {"filter", "attempts", "timeout"}:
+            rest = set(range(count)) - self.filtered - set(self.trained) - self._unread()
+            least = (self.plan.attempts or 0) - self.resumed
+            for rank in self.ranks:
+                rank.look_at_given_up(rest)
+            if early := {each: self.failed[each] for each in rest if self.failed[each] < least}:
+                self.say(f"given up too early: {early}")
+
+    def _look_at_all(self, left_out: Counter[str]) -> None:
+        """Note if some were neither trained nor left out."""
+        told = f"{len(self.trained)} trained and {dict(left_out)} left out of {self.count}"
+        settled = len(self.trained) + left_out.total()
+        if not self.plan.ranks:
+            if settled != self.count:
+                self.say(told)
+            return
+        # Ranks have as many items as each other, so what one has more is not read.
+        begun = {number for rank in self.ranks for number in rank.begun}
+        left_out_now = left_out.total() - self.save.left_out
+        if settled > self.count or len(begun - set(self.trained)) > left_out_now:
+            self.say(f"{told}, and {len(begun)} were begun")
+        unread = min(len(self._unread(rank)) for rank in self.ranks)
+        if unread > left_out["attempts"]:
+            self.say(f"{told}, and no rank has read its share: {unread} are missing")
+
+    def _unread(self, of: RankLedger | None = None) -> set[int]:
+        """Return what ranks have not read, or left out without a call; all have read the rest."""
+        if not self.plan.ranks:
+            return set()
+        known = {number for rank in self.ranks for number in rank.begun}
+        known |= self.settled | self.kept.keys() | set(self.trained) | self.filtered
+        share = range(self.count) if of is None else range(of.rank, self.count, len(self.ranks))
+        return set(share) - known
+
+
+class RankLedger:
+    """What happens on one rank in one run. A program without ranks is one of one rank.
+
+    ``left_out()`` is how many its loader has left out, and ``now()`` the time.
+    """
+
+    def __init__(
+        self,
+        line: Ledger,
+        rank: int,
+        version: Version,
+        left_out: Callable[[], Counter[str]],
+        now: Callable[[], float],
+    ) -> None:
+        self.line = line
+        self.plan = line.plan
+        self.rank = rank
+        self.left_out = left_out
+        self._version = version
+        self._now = now
+        #: The calls that run, by number and member.
+        self.running: set[tuple[int, int]] = set()
+        #: The prompts that were called for, and since when.
+        self.begun: dict[int, float] = {}
+        # Those that were told to end and go on for a while, and since when.
+        self._told_to_end: dict[tuple[int, int], float] = {}
+        self._answered: set[tuple[int, int]] = set()
+        # Calls for prompts that have their answers, which only tell whether any call succeeds.
+        self._asking: set[tuple[int, int]] = set()
+        # When calls failed, and how many had succeeded by then.
+        self._succeeded = 0
+        self._failures: dict[int, list[Failed]] = {}
+        # How many have failed since one succeeded, and the most that this was.
+        self._in_a_row = self._most_in_a_row = 0
+        self._handed_on: list[int] = []
+        # What the next call may be given as its partial result.
+        self._partials: dict[tuple[int, int], list[Any]] = {}
+        self._is_paused = False
+        line.ranks.append(self)
+
+    @property
+    def looks(self) -> bool:
+        """Whether the run goes on."""
+        return self.line.looks
+
+    def say(self, what: str) -> None:
+        """Note something that is wrong."""
+        self.line.say(f"rank {self.rank}: {what}" if self.plan.ranks else what)
+
+    def _left_out_before(self) -> int:
+        """Return how many its loader counts that were left out in runs before."""
+        states = self.line.save.states
+        if len(states) == len(self.line.ranks):
+            return left_out_in(states[self.rank])
+        # The first of other ranks counts for all.
+        return 0 if self.rank else self.line.save.left_out
+
     def _may_ask_whether_any_succeeds(self) -> bool:
         """Whether a prompt had its attempts, and no call runs for one that has not failed."""
-        most = self.plan.attempts
-        is_given_up = most is not None and any(count >= most for count in self.failed.values())
-        return is_given_up and all(self.failed[number] for number, _ in self.running)
+        most, failed = self.plan.attempts, self.line.failed
+        is_given_up = most is not None and any(failed[number] >= most for number in self.begun)
+        return is_given_up and all(failed[number] for number, _ in self.running)
 
     def look_at_pause(self, in_flight: str) -> None:
         """Note if calls run in a pause that has waited for them."""
@@ -151,17 +260,17 @@ class Ledger:
         """Note that the policy is called."""
         if not self.looks:
             return
-        plan, call = self.plan, f"the call for {number}/{member}"
-        self.calls += 1
-        if number in self._settled or number in self.filtered or number in self.trained:
+        plan, line, call = self.plan, self.line, f"the call for {number}/{member}"
+        line.calls += 1
+        if number in line.settled or number in line.filtered or number in line.trained:
             self.say(f"{call} is for a prompt that is settled")
         if not self._may_be_stale:
-            is_answered = (number, member) in self._answered or number in self._kept
+            is_answered = (number, member) in self._answered or self._is_kept(number)
             if is_answered and not self._may_ask_whether_any_succeeds():
                 self.say(f"{call} is for one that is answered")
             if is_answered:
                 self._asking.add((number, member))
-            before = self._failed_before.get(number, 0)
+            before = line.save.failed.get(number, 0)
             if attempt < before and not is_answered and plan.more["on_error"] == "again":
                 self.say(f"{call} is attempt {attempt}: {before} were saved")
         if (number, member) in self.running:
@@ -173,18 +282,27 @@ class Ledger:
             self.say(f"{call} begins in a pause")
         if version != self._version.number:
             self.say(f"{call} is told version {version}, and it is {self._version.number}")
-        if attempt > self.failed[number]:
-            self.say(f"{call} is attempt {attempt}, and {self.failed[number]} have failed")
+        if attempt > (failed := line.failed[number]):
+            self.say(f"{call} is attempt {attempt}, and {failed} have failed")
         if (number, member) in self._asking:
             return
         partials = self._partials.pop((number, member), [None])
         # What is too old is begun anew.
         if partial not in partials and (partial is not None or not self._may_be_stale):
             self.say(f"{call} goes on with {partial}, and not with {partials}")
-        if number not in self._begun:
-            self._begun.add(number)
+        if number not in self.begun:
+            self.begun[number] = self._now()
             self._look_at_capacity(call)
             self._look_at_most_ahead(call)
+
+    def _is_kept(self, number: int) -> bool:
+        """Whether the states have results of a prompt that are of use."""
+        kept, line = self.line.kept.get(number), self.line
+        if kept is None:
+            return False
+        # Fewer ranks would train them later than those that have kept them.
+        is_late = len(line.ranks) < len(line.save.states) and kept < self._version.number
+        return self.plan.max_lag is None or not is_late
 
     def tell_to_end(self, number: int, member: int) -> None:
         """Note that a call is told to end, and does not yet."""
@@ -203,12 +321,23 @@ class Ledger:
         """Note that it failed."""
         is_asking = (number, member) in self._asking
         self.end_call(number, member, [None])
+        # When the error of one is raised, what still fails counts for nothing.
+        is_over = self.plan.more["on_error"] == "again" and self.may_raise()
         self._in_a_row += 1
         self._most_in_a_row = max(self._most_in_a_row, self._in_a_row)
         if self.looks and not is_asking:
-            self.failed[number] += 1
+            self.line.failed[number] += 1
+        if self.looks and not (is_asking or is_over or self._has_enough(number)):
             failed = Failed(member, self._now(), self._succeeded)
             self._failures.setdefault(number, []).append(failed)
+
+    def _has_enough(self, number: int) -> bool:
+        """Whether a group has come so late that what it has is enough, and no failure counts."""
+        least = self.plan.more.get("min_group")
+        if least is None or number not in self.begun:
+            return False
+        late = self.begun[number] + self.plan.more["group_timeout"] - 0.001
+        return self._now() >= late and sum(n == number for n, _ in self._answered) >= least
 
     def answer_call(self, number: int, member: int) -> None:
         """Note that it gave an answer."""
@@ -218,11 +347,10 @@ class Ledger:
             self._in_a_row = 0
             self._answered.add((number, member))
 
-    def look_at_raised(self) -> None:
-        """Note if the error of a call is raised, and too few had failed."""
+    def may_raise(self) -> bool:
+        """Whether so many calls have failed that the error of one may be raised."""
         least = 1 if self.plan.more["on_error"] == "raise" else self.plan.more["max_failures"]
-        if (most := self._most_in_a_row) < least:
-            self.say(f"an error is raised after {most} failures in a row, and not {least}")
+        return bool(self._most_in_a_row >= least)
 
     @property
     def _may_be_stale(self) -> bool:
@@ -230,10 +358,10 @@ class Ledger:
 
     def _look_at_capacity(self, call: str) -> None:
         capacity = self.plan.capacity
-        if capacity is None or len(self._begun) <= capacity:
+        if capacity is None or len(self.begun) <= capacity:
             return
-        trained = len(set(self.trained[self._trained_before :]) & self._begun)
-        unsettled = len(self._begun) - trained - (self._left_out().total() - self._left_out_before)
+        left_out = self.left_out().total() - self._left_out_before()
+        unsettled = len(self.begun.keys() - self.line.trained_now()) - left_out
         if unsettled > capacity:
             self.say(f"{call} makes {unsettled} that are not settled, and {capacity} may be")
 
@@ -242,9 +370,9 @@ class Ledger:
         most = self.plan.more["most_ahead"]
         wanted = self.running - self._asking - self._told_to_end.keys()
         waiting = {number for number, _ in wanted}.difference(self._handed_on)
-        if len(self._begun) > most and waiting:
+        if len(self.begun) > most and waiting:
             oldest = min(waiting)
-            if (ahead := sum(each > oldest for each in self._begun)) >= most:
+            if (ahead := sum(each > oldest for each in self.begun)) >= most:
                 self.say(f"{call} is {ahead} ahead of {oldest}, and {most} may be")
 
     # Answers --------------------------------------------------------------------------------
@@ -267,7 +395,7 @@ class Ledger:
     def leave_out(self, number: int) -> None:
         """Note that the program's filter says no to an answer."""
         if self.looks:
-            self.filtered.add(number)
+            self.line.filtered.add(number)
 
     def train(self, answers: Iterable[Answer]) -> None:
         """Note that answers are trained by the present policy."""
@@ -279,59 +407,29 @@ class Ledger:
     def acknowledge(self, numbers: Iterable[int]) -> None:
         """Note that an item was acknowledged."""
         if self.looks:
-            self.trained += numbers
+            self.line.trained += numbers
 
     # States -----------------------------------------------------------------------------------
 
-    def save(self, state: dict[str, Any]) -> Save | None:
-        """Return what the program saves now, or None if there is nothing to resume."""
-        if is_of_next_epoch(state):
-            if len(self.trained) + self._left_out().total() != self.count:
-                self.say(f"a state says the epoch is over: {len(self.trained)} are trained")
-            return None
-        settled = settled_in(state)
-        if missing := set(self.trained) - settled:
-            self.say(f"a state does not know that {sorted(missing)} were acknowledged")
+    def note(self, state: dict[str, Any]) -> Noted:
+        """Return the state of the rank's loader, with what is known now."""
         keeps = self.plan.more["keep_results"] and not self._may_be_stale
-        if keeps and (lost := set(self._handed_on) - settled - kept_in(state)):
+        known = settled_by(state) | kept_in(state).keys()
+        if keeps and not is_of_next_epoch(state) and (lost := set(self._handed_on) - known):
             self.say(f"a state does not keep the answers for {sorted(lost)}")
-        return Save(
-            state,
-            tuple(self.trained),
-            frozenset(self.filtered & settled),
-            left_out_in(state),
-            self._version.number,
-            self._failed_by_now(),
-        )
+        return Noted(state, self._failed_by_now())
 
     def _failed_by_now(self) -> dict[int, int]:
-        found = dict(self._failed_before)
+        found = {}
         for number, failures in self._failures.items():
             # What fails at this moment the loader learns of a moment later.
             members = Counter(each.member for each in failures if each.at < self._now())
-            found[number] = found.get(number, 0) + max(members.values(), default=0)
+            before = self.line.save.failed.get(number, 0)
+            found[number] = before + max(members.values(), default=0)
         return found
 
-    def end(self, left_out: Counter[str]) -> None:
-        """Note that a line has come to its end, and that so many were left out."""
-        count = self.count
-        twice = [each for each, times in Counter(self.trained).items() if times > 1]
-        if twice:
-            self.say(f"acknowledged twice: {twice}")
-        if set(self.trained) - set(range(count)):
-            self.say(f"of {count} numbers there are {max(self.trained)}")
-        if len(self.trained) + left_out.total() != count:
-            self.say(f"{len(self.trained)} trained and {dict(left_out)} left out of {count}")
-        if left_out["filter"] != len(self.filtered):
-            self.say(f"{left_out['filter']} left out by a filter that left out {self.filtered}")
-        if left_out.keys() <= {"filter", "attempts", "timeout"}:
-            rest = set(range(count)) - self.filtered - set(self.trained)
-            least = (self.plan.attempts or 0) - self.resumed
-            self._look_at_given_up(rest)
-            if early := {each: self.failed[each] for each in rest if self.failed[each] < least}:
-                self.say(f"given up too early: {early}")
-
-    def _look_at_given_up(self, numbers: set[int]) -> None:
+    def look_at_given_up(self, numbers: set[int]) -> None:
+        """Note if one of these, which were left out, was given up too early."""
         # Those of which nothing was called in this run were given up before.
         for number in numbers & self._failures.keys():
             first, last = self._failures[number][0], self._failures[number][-1]
@@ -339,7 +437,8 @@ class Ledger:
             if first.succeeded == last.succeeded and not is_at_end:
                 self.say(f"{number} was given up, and nothing had succeeded since it failed first")
 
-    def _look_at_order(self) -> None:
+    def look_at_order(self) -> None:
+        """Note if prompts were handed on out of order."""
         most = self.plan.window - 1
         if self.plan.order == "ready" or (self.plan.order is None and self.plan.max_lag is None):
             return
@@ -360,10 +459,22 @@ def is_of_next_epoch(state: dict[str, Any]) -> bool:
     return randomness["epoch"] > 0 and randomness["epoch_seed"] is None
 
 
-def kept_in(state: dict[str, Any]) -> set[int]:
-    """Return the numbers whose results a state has."""
+def settled_by(state: dict[str, Any]) -> set[int]:
+    """Return the numbers that the state of a rank says are settled."""
+    return {whole_number(state, number) for number in settled_in(state)}
+
+
+def kept_in(state: dict[str, Any]) -> dict[int, int]:
+    """Return the numbers whose results a state has, and of which version these are."""
     cursors = json.loads(state["position"]["cursors"]).values()
-    return {number for cursor in cursors for _, number, _ in cursor.get("kept") or ()}
+    kept = [each for cursor in cursors for each in cursor.get("kept") or ()]
+    return {whole_number(state, number): version for _, number, (version, _) in kept}
+
+
+def whole_number(state: dict[str, Any], number: int) -> int:
+    """Return which number of all ranks a number in the state of a rank is."""
+    rank, ranks = state["position"]["rank"], state["position"]["ranks"]
+    return int(rank + ranks * number)
 
 
 def left_out_in(state: dict[str, Any]) -> int:

@@ -21,6 +21,7 @@ from asyncloader.datapipes.recording import NumberedItem, NumberingPass
 from asyncloader.datapipes.rollouts import RolloutPass
 from asyncloader.datapipes.settled import Ledger
 from asyncloader.loader.item_buffer import ItemBuffer
+from asyncloader.places.elastic import RankOrder
 from tests.rollouts.world import Line
 
 Broken = Callable[[], AbstractContextManager[Any]]
@@ -182,6 +183,11 @@ def nothing(*_: Any) -> None:
     """Do nothing."""
 
 
+def of_the_whole(share_of: Callable[..., Any]) -> Any:
+    """Take what all ranks have settled for what this one has."""
+    return lambda order, whole: share_of(RankOrder(0, 1, order.block), whole)
+
+
 MUTANTS: dict[str, Broken] = {
     "settled at delivery": instead(ItemBuffer, "settled", property(lambda buffer: buffer.passed)),
     "the source's place is the read head": around(NumberingPass, "place", at_the_read_head),
@@ -217,6 +223,10 @@ MUTANTS: dict[str, Broken] = {
     "a state forgets kept results": instead(RolloutPass, "kept", nothing),
     "results are not kept": instead(RolloutPass, "keep", nothing),
     "kept results are as young as the policy": around(RolloutPass, "kept", as_young_as_now),
+    "a prompt is told by its number on its rank": instead(
+        RolloutPass, "whole_number", lambda running, number: number
+    ),
+    "what ranks have settled is not united": around(RankOrder, "share_of", of_the_whole),
     "nobody says who starves": instead(Calls, "_may_be_starved", never),
 }
 

@@ -82,6 +82,8 @@ class Plan:
     training: float
     weather: Weather
     more: dict[str, Any] = field(default_factory=dict)
+    #: On how many ranks a run is, one of these; none is for a program that is not divided.
+    ranks: tuple[int, ...] = ()
 
     @property
     def per_step(self) -> int:
@@ -114,7 +116,8 @@ class Plan:
         draw, pipe = random.Random(f"prompts {seed}"), IterableWrapper(range(self.size))
         for _ in range(draw.randint(0, 2)):
             pipe = draw.choice(BEFORE)(pipe, draw, Chance(0))
-        return pipe.enumerate().map(index_of)
+        pipe = pipe.enumerate().map(index_of)
+        return pipe.sharding_filter() if self.ranks else pipe
 
     def settings(self, version: Version) -> dict[str, Any]:
         """Return those of the rollout."""
@@ -175,6 +178,8 @@ def drawn(seed: int) -> Plan:
     if starves:
         batches, steps = "tokens", 1
     group = draw.choice((None, None, 1, 2, 4))
+    # States of ranks are of the same number of items, of which a queue may have taken some.
+    ranks = random.Random(f"ranks {seed}").choice(((), (), (), (2,), (2, 3), (1, 2, 3)))
     weather = _weather(draw)
     return Plan(
         size=draw.choice((0, 1, 7, 25, 60, 120)),
@@ -189,13 +194,14 @@ def drawn(seed: int) -> Plan:
         drops_last=draw.random() < 0.3,
         prefetches=draw.choice((0, 0, 1, 3)),
         shuffles=draw.choice((0, 0, 2, 5)) if max_lag is None else 0,
-        acknowledges=max_lag is not None or draw.random() < 0.6,
+        acknowledges=max_lag is not None or draw.random() < 0.6 or bool(ranks),
         queue=draw.choice((None, 1, 2, 5)),
         in_flight=draw.choice((("wait",), ("keep",), ("abort",), ("wait", "keep", "abort"), ())),
         starves=starves,
         training=draw.choice((0.0, 0.3, 3.0)),
         weather=weather,
         more=_more(draw, group, weather),
+        ranks=ranks,
     )
 
 

@@ -3,6 +3,9 @@
 This file is about ``Line``: a program that is killed, cancelled, interrupted or left, and resumed
 from what it has saved, maybe some time before, until it comes to its end. It runs on a scripted
 loop, so that a line takes as long as its work. What has become of each prompt is known outside.
+
+The ranks of a program are tasks of this loop, each with a loader of its own. They train in step,
+and what ends one of them ends all.
 """
 
 from __future__ import annotations
@@ -14,17 +17,17 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
-from asyncloader import Again, DataLoader2, Version
+from asyncloader import Again, DataLoader2, DistributedReadingService, RankError, Version
 from asyncloader.datapipes import prompts
 from asyncloader.errors import StarvedError
 from asyncloader.graph import to_text
 from tests.rollouts.clock import Hang, Killed, ScriptedLoop, kill
-from tests.rollouts.ledger import Answer, Ledger, Save
+from tests.rollouts.ledger import Answer, Ledger, Noted, RankLedger, Save
 from tests.rollouts.plan import LONGEST, SHORTEST, Plan, Weather, drawn
+from tests.table import Tables, on_rank
 
 #: After so many runs nothing disturbs the program any more.
 _DISTURBED_RUNS = 8
@@ -44,7 +47,7 @@ class Refused(OSError):
 class Policy:
     """A policy that answers as the weather is, and the reward that its answers get."""
 
-    def __init__(self, seed: str, weather: Weather, ledger: Ledger) -> None:
+    def __init__(self, seed: str, weather: Weather, ledger: RankLedger) -> None:
         self._draw = random.Random(f"policy {seed}")
         # Others than those of the policy, as they are drawn in threads.
         self._judge = random.Random(f"judge {seed}")
@@ -157,27 +160,68 @@ def numbers_in(item: Any) -> list[int]:
     return list(dict.fromkeys(each["number"] for each in answers_in(item)))
 
 
-class Trainer:
-    """One run of a program: it trains the batches of a loader, until something ends it."""
+class Run:
+    """One run of a program: its ranks, what they have saved together, and how long they go on."""
 
-    def __init__(
-        self, plan: Plan, draw: random.Random, ledger: Ledger, loader: Any, version: Version
-    ) -> None:
-        self._plan = plan
-        self._draw = draw
+    def __init__(self, size: int, draw: random.Random, ledger: Ledger) -> None:
+        self.size = size
         self._ledger = ledger
-        self._loader = loader
-        self._version = version
+        self._meeting = asyncio.Barrier(size)
+        self._noted: dict[int, Noted] = {}
         #: What was saved, the oldest first.
         self.saves: list[Save] = []
         #: After how many steps the trainer fails, and after how many it leaves; None is for never.
         self.fails_after: int | None = None
         self.leaves_after: int | None = None
+        self.saves_often = draw.random() < 0.5
+        # What all ranks have to do alike.
+        self._seed = draw.random()
+
+    def alike(self) -> random.Random:
+        """Return what draws the same on each rank."""
+        return random.Random(self._seed)
+
+    async def meet(self) -> None:
+        """Wait for the other ranks."""
+        await self._meeting.wait()
+
+    def save(self, rank: int, noted: Noted, version: int) -> None:
+        """Note the state of a rank; with those of all others the program has saved."""
+        self._noted[rank] = noted
+        if len(self._noted) == self.size:
+            states = [self._noted.pop(each) for each in range(self.size)]
+            if (save := self._ledger.saved(states, version)) is not None:
+                self.saves.append(save)
+
+
+class Trainer:
+    """One rank of a run: it trains the batches of a loader, until something ends it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        draw: random.Random,
+        ledger: RankLedger,
+        run: Run,
+        loader: Any,
+        version: Version,
+    ) -> None:
+        self._plan = plan
+        self._draw = draw
+        self._ledger = ledger
+        self._run = run
+        self._loader = loader
+        self._version = version
         self.steps = 0
         self.has_ended = False
         # Whether the policy has learned from what is not acknowledged: to save it would be wrong.
         self._is_ahead = False
-        self._saves_often = draw.random() < 0.5
+        self._alike = run.alike()
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """How many the loader has left out, by the reason."""
+        return left_out_of(self._loader)
 
     async def run(self) -> None:
         """Train until the end, or until something happens."""
@@ -188,7 +232,8 @@ class Trainer:
                 else:
                     await self._train_by_queue(asyncio.Queue(self._plan.queue))
             finally:
-                if self._ledger.looks and not self.has_ended and self._draw.random() < 0.5:
+                is_interrupted = self._ledger.looks and not self.has_ended
+                if self._run.size == 1 and is_interrupted and self._draw.random() < 0.5:
                     self._save()
             if self.has_ended:
                 self._look_at_end()
@@ -205,7 +250,7 @@ class Trainer:
 
         async with asyncio.TaskGroup() as tasks:
             others = [tasks.create_task(feed())]
-            if self._plan.acknowledges:
+            if self._plan.acknowledges and self._run.size == 1:
                 others.append(tasks.create_task(self._save_meanwhile()))
             await self._train(batches())
             for task in others:
@@ -252,7 +297,7 @@ class Trainer:
             if len(step) == self._plan.batches_per_step:
                 await self._step(step)
                 step = []
-                if self.steps == self.leaves_after:
+                if self.steps == self._run.leaves_after:
                     return
         if step:
             await self._step(step)
@@ -264,6 +309,7 @@ class Trainer:
             ledger.train(answers_in(batch))
         await asyncio.sleep(plan.training * self._draw.random())
         self._fail_maybe()
+        await self._run.meet()
         self._is_ahead = True
         await self._send_weights()
         if plan.acknowledges:
@@ -272,8 +318,11 @@ class Trainer:
                 ledger.acknowledge(numbers_in(batch))
         self._is_ahead = False
         self.steps += 1
-        if self._saves_often or self._draw.random() < 0.1:
+        if self._run.saves_often or self._alike.random() < 0.1:
+            # After the same step on each rank.
+            await self._run.meet()
             self._save()
+            await self._run.meet()
         self._fail_maybe()
 
     async def _send_weights(self) -> None:
@@ -290,15 +339,14 @@ class Trainer:
                 self._version.advance()
 
     def _fail_maybe(self) -> None:
-        if self.steps == self.fails_after and self._draw.random() < 0.5:
+        if self.steps == self._run.fails_after and self._draw.random() < 0.5:
             raise Unlucky
 
     def _save(self) -> None:
         if self._is_ahead:
             return
         state = json.loads(json.dumps(self._loader.state_dict(include_datapipe=False)))
-        if (save := self._ledger.save(state)) is not None:
-            self.saves.append(save)
+        self._run.save(self._ledger.rank, self._ledger.note(state), self._version.number)
 
     def _look_at_end(self) -> None:
         if self._loader.unacknowledged:
@@ -335,7 +383,8 @@ class Line:
 
     def in_words(self) -> str:
         """Return the program, and how to play it again."""
-        graph = self.plan.graph(self.seed, self._policy(), Version())
+        rank = RankLedger(self.ledger, 0, Version(), Counter, float)
+        graph = self.plan.graph(self.seed, self._policy(rank), Version())
         command = f"python -m tests.rollouts --first {self.seed} --count 1"
         return f"{command}\n{self.plan}\n{to_text(graph)}"
 
@@ -343,11 +392,12 @@ class Line:
         """Say what is not as promised."""
         yield from dict.fromkeys(self.ledger.wrong)
 
-    def _policy(self) -> Policy:
+    def _policy(self, ledger: RankLedger) -> Policy:
         weather = self.plan.weather
         if self.runs >= _DISTURBED_RUNS:
             weather = replace(weather, width=0.0, fails=0.0, goes_away=0.0, stalls=0.0)
-        return Policy(f"{self.seed} {self.runs}", weather, self.ledger)
+        rank = f" rank {ledger.rank}" if ledger.rank else ""
+        return Policy(f"{self.seed} {self.runs}{rank}", weather, ledger)
 
     def _run(self) -> str:
         """Run once from what was saved last, or before; return how that ended."""
@@ -355,26 +405,21 @@ class Line:
         if draw.random() < 0.2:
             # The newer states are lost, and what they counted with them.
             del self._saves[draw.randrange(len(self._saves)) + 1 :]
-        save = self._saves[-1]
-        version = Version(save.version)
-        loader = DataLoader2(
-            self.plan.graph(self.seed, self._policy(), version),
-            seed=self.seed,
-            acknowledge=self.plan.acknowledges,
-        )
-        if save.state is not None:
-            loader.load_state_dict(save.state)
-        trainer = Trainer(self.plan, draw, ledger, loader, version)
+        save, size = self._saves[-1], draw.choice(self.plan.ranks or (1,))
+        run = Run(size, draw, ledger)
         # What waits for a random time has to wait as long the next time that this line is played.
         jitter = mock.patch.object(prompts, "_jitter", random.Random(f"jitter {self.seed}"))
         try:
-            with jitter, ScriptedLoop() as loop:
-                ledger.begin_run(save, version, partial(left_out_of, loader), loop.time)
-                ending = self._played(loop, trainer)
-                if ending == "refused":
-                    ledger.look_at_raised()
-                if trainer.has_ended:
-                    self.left_out = left_out_of(loader)
+            with jitter, Tables(size).laid(), ScriptedLoop() as loop:
+                ledger.begin_run(save)
+                trainers = [self._trainer(run, rank, loop) for rank in range(size)]
+                ending = self._played(loop, run, trainers)
+                may_raise = any(rank.may_raise() for rank in ledger.ranks)
+                is_told = ending == "told by another rank" and not self.plan.starves
+                if (ending == "refused" or is_told) and not may_raise:
+                    ledger.say(f"it ends, {ending}, after too few failures in a row")
+                if all(each.has_ended for each in trainers):
+                    self.left_out = sum((each.left_out for each in trainers), Counter())
                     ledger.end(self.left_out)
                     ending = "end"
                 # What is left of the program is closed, which nobody looks at.
@@ -385,12 +430,30 @@ class Line:
         if ending == "starved" and not self.plan.starves:
             ledger.wrong.append("it starves")
         self.seconds += loop.time()
-        self._saves += trainer.saves
+        self._saves += run.saves
         return ending
 
-    def _played(self, loop: ScriptedLoop, trainer: Trainer) -> str:
+    def _trainer(self, run: Run, rank: int, loop: ScriptedLoop) -> Trainer:
+        """Return a rank that goes on from what was saved last."""
+        save = self.ledger.save
+        version = Version(save.version)
+        ledger = RankLedger(self.ledger, rank, version, lambda: left_out_of(loader), loop.time)
+        divided = DistributedReadingService(group=(rank, run.size)) if self.plan.ranks else None
+        loader = DataLoader2(
+            self.plan.graph(self.seed, self._policy(ledger), version),
+            reading_service=divided,
+            seed=self.seed,
+            acknowledge=self.plan.acknowledges,
+        )
+        if len(save.states) == run.size and self._draw.random() < 0.7:
+            loader.load_state_dict(save.states[rank])
+        elif save.states:
+            loader.load_state_dict(list(save.states))
+        return Trainer(self.plan, self._draw, ledger, run, loader, version)
+
+    def _played(self, loop: ScriptedLoop, run: Run, trainers: list[Trainer]) -> str:
         """Play a program in one of the ways that there are; return how it ended."""
-        program = loop.create_task(trainer.run())
+        program = loop.create_task(_all_ranks(trainers))
         ways = ("kill", "kill", "kill", "cancel", "fail", "leave", "end")
         way = self._draw.choice(ways) if self.runs < _DISTURBED_RUNS else "end"
         turn = int(math.exp(self._draw.uniform(0.0, 8.5))) + 1
@@ -400,9 +463,9 @@ class Line:
         elif way == "cancel":
             loop.at_turn(turn, program.cancel)
         elif way == "fail":
-            trainer.fails_after = steps
+            run.fails_after = steps
         elif way == "leave":
-            trainer.leaves_after = steps
+            run.leaves_after = steps
         try:
             loop.run_until_complete(program)
         except Killed:
@@ -415,15 +478,33 @@ class Line:
 
     def _ending_by(self, error: BaseException) -> str:
         errors = leaves_of(error)
+        # Other ranks are told that one has failed, and may end before it does.
+        errors = [each for each in errors if not isinstance(each, RankError)] or errors
         kinds: list[tuple[str, tuple[type[BaseException], ...]]] = [
             ("failed", (Unlucky,)),
             ("refused", (Refused, TimeoutError)),
             ("starved", (StarvedError,)),
+            ("told by another rank", (RankError,)),
         ]
         for name, own in kinds:
             if all(isinstance(each, own) for each in errors):
                 return name
         raise error
+
+
+async def _all_ranks(trainers: list[Trainer]) -> None:
+    """Run a program: all of its ranks, until they have ended, or one of them fails."""
+
+    async def run(rank: int) -> None:
+        on_rank(rank)
+        await trainers[rank].run()
+
+    if len(trainers) == 1:
+        await run(0)
+        return
+    async with asyncio.TaskGroup() as tasks:
+        for rank in range(len(trainers)):
+            tasks.create_task(run(rank))
 
 
 def left_out_of(loader: Any) -> Counter[str]:
