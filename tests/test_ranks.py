@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from asyncloader import DataLoader2, DistributedReadingService
 from asyncloader.datapipes.full_sync import Meeting
-from asyncloader.errors import RankError
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.errors import RankError, SnapshotError
 from asyncloader.ranks import (
     Alone,
     Flags,
@@ -16,7 +18,7 @@ from asyncloader.ranks import (
     open_group,
     ranks_in_words,
 )
-from tests.table import Table
+from tests.table import Table, Tables, on_rank
 
 
 @pytest.mark.parametrize(
@@ -97,3 +99,31 @@ async def test_one_rank_is_alone():
     said = await Meeting(group).begin_epoch(3, Flags.NONE)
     assert [each.count for each in said] == [3]
     await group.aclose()
+
+
+async def test_states_of_ranks_of_which_one_has_seen_the_end_are_refused_together():
+    def loader_on(rank):
+        on_rank(rank)
+        graph = IterableWrapper(range(4)).sharding_filter()
+        service = DistributedReadingService(group=(rank, 2))
+        return DataLoader2(graph, reading_service=service, acknowledge=True)
+
+    has_saved = asyncio.Event()
+
+    async def state_of(rank):
+        async with loader_on(rank) as loader:
+            items = aiter(loader)
+            assert [await anext(items), await anext(items)] == [rank, 2 + rank]
+            loader.ack(2)
+            if rank:
+                assert await anext(items, None) is None
+                has_saved.set()
+            else:
+                await has_saved.wait()
+            return loader.state_dict()
+
+    with Tables(2).laid():
+        states = await asyncio.gather(state_of(0), state_of(1))
+        # It is not begun, as the other rank is not there.
+        with pytest.raises(SnapshotError, match=r"rank 1 is of another moment.*between epochs"):
+            loader_on(0).load_state_dict(states)
