@@ -500,7 +500,8 @@ class RolloutPass(Pass[Any]):
     def _would_be_late(self, begun: int) -> bool:
         """Whether a result of a version may be trained too late, after all that was begun before.
 
-        So it is where fewer ranks go on with what more of them have kept.
+        So it may be where another number of ranks goes on with what was kept: fewer of them have
+        more to train each, and those that were ahead of others divide what is left with these.
         """
         pipe = self.pipe
         if pipe.max_lag is None or pipe.judges:

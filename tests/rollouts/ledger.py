@@ -300,8 +300,8 @@ class RankLedger:
         kept, line = self.line.kept.get(number), self.line
         if kept is None:
             return False
-        # Fewer ranks would train them later than those that have kept them.
-        is_late = len(line.ranks) < len(line.save.states) and kept < self._version.number
+        # Another number of ranks may train them later than those that have kept them would.
+        is_late = len(line.ranks) != len(line.save.states) and kept < self._version.number
         return self.plan.max_lag is None or not is_late
 
     def tell_to_end(self, number: int, member: int) -> None:
