@@ -334,7 +334,8 @@ class RankLedger:
     def _has_enough(self, number: int) -> bool:
         """Whether a group has come so late that what it has is enough, and no failure counts."""
         least = self.plan.more.get("min_group")
-        if least is None or number not in self.begun:
+        # Where results may be stale, the prompt may have been begun anew since.
+        if least is None or number not in self.begun or self._may_be_stale:
             return False
         late = self.begun[number] + self.plan.more["group_timeout"] - 0.001
         return self._now() >= late and sum(n == number for n, _ in self._answered) >= least
