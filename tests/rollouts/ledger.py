@@ -230,10 +230,11 @@ class RankLedger:
         return 0 if self.rank else self.line.save.left_out
 
     def _may_ask_whether_any_succeeds(self) -> bool:
-        """Whether a prompt had its attempts, and no call runs for one that has not failed."""
+        """Whether a prompt had its attempts, and no call is wanted for one that has not failed."""
         most, failed = self.plan.attempts, self.line.failed
         is_given_up = most is not None and any(failed[number] >= most for number in self.begun)
-        return is_given_up and all(failed[number] for number, _ in self.running)
+        wanted = self.running - self._told_to_end.keys()
+        return is_given_up and all(failed[number] for number, _ in wanted)
 
     def look_at_pause(self, in_flight: str) -> None:
         """Note if calls run in a pause that has waited for them."""
