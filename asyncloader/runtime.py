@@ -50,12 +50,13 @@ def begin_task(
     name: str,
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
-    """Begin a task of ours; call this on its loop.
+    """Begin a task of ours at the next turn of its loop; call this on that loop.
 
-    The loop may be closed while the task is pending. The iterator warns about that once, so
-    asyncio's message for every such task is turned off.
+    A task factory of the user has no part in it: asyncio.eager_task_factory would let the task run
+    before anybody knows of it. The loop may be closed while the task is pending. The iterator warns
+    about that once, so asyncio's message for every such task is turned off.
     """
-    task = loop.create_task(work, name=name, context=context)
+    task = asyncio.Task(work, loop=loop, name=name, context=context)
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     return task
 

@@ -1,6 +1,7 @@
 """Tests of asyncloader.runtime: waiting for threads, and loops in threads."""
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import sys
@@ -13,9 +14,33 @@ import pytest
 from asyncloader import runtime
 from asyncloader.datapipes.running.watch.watching import Sampler
 from asyncloader.errors import ResourceExhausted
-from asyncloader.runtime import LoopThread, begin_closing, in_thread
+from asyncloader.runtime import LoopThread, begin_closing, begin_task, in_thread
 from tests.descriptors import only_free
 from tests.leaks import leaves_nothing
+
+
+async def test_a_task_of_ours_begins_at_the_next_turn_whatever_the_users_task_factory_does():
+    begun = []
+
+    async def work():
+        begun.append(True)
+
+    def at_once(loop, coroutine, **_):
+        # As an eager factory, which Python has since 3.12.
+        with contextlib.suppress(StopIteration):
+            coroutine.send(None)
+        return loop.create_future()
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(at_once)
+    try:
+        task = begin_task(loop, work(), "asyncloader test")
+        assert not begun
+        await task
+    finally:
+        loop.set_task_factory(None)
+    assert begun
+    assert task.get_name() == "asyncloader test"
 
 
 async def test_who_stops_waiting_for_a_thread_does_not_disturb_its_end():

@@ -204,6 +204,19 @@ async def test_calls_end_with_the_iteration():
     assert sorted(ended) == ["a", "b"]
 
 
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12 has it")
+async def test_calls_are_made_where_tasks_begin_at_once():
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)
+    try:
+        for generate in (echo, echo_later):
+            graph = IterableWrapper(range(20)).rollout(generate, concurrency=4)
+            async with DataLoader2(graph) as loader, asyncio.timeout(20):
+                assert sorted([each async for each in loader]) == list(range(20))
+    finally:
+        loop.set_task_factory(None)
+
+
 # What goes wrong --------------------------------------------------------------------------
 
 
