@@ -517,10 +517,11 @@ class Calls(RunningAhead):
             member.since = None
             group.running -= 1
         is_aborted, member.is_aborted = member.is_aborted, False
-        if member is self._asking:
+        is_asking = member is self._asking
+        if is_asking:
             self._asking = None
         if self._is_closing() or not group.wants(member):
-            self._hear(task)
+            self._hear(task, is_asking=is_asking)
             self._call_instead(member)
         elif is_aborted and task.cancelled():
             self._put_back(member)
@@ -561,7 +562,7 @@ class Calls(RunningAhead):
         else:
             self._fail_call(member, outcome.error)
 
-    def _hear(self, task: asyncio.Task[Any]) -> None:
+    def _hear(self, task: asyncio.Task[Any], *, is_asking: bool) -> None:
         """Note whether a call succeeded whose result nobody needs, or not any more."""
         try:
             outcome = released(task.result())
@@ -571,7 +572,11 @@ class Calls(RunningAhead):
             if not self._is_closing():
                 self._stop(error)
             return
-        if outcome is not _NONE and outcome.__class__ not in (Again, Failure):
+        if outcome.__class__ is Failure:
+            # One that was told to end may fail for that.
+            if is_asking and not self._is_closing():
+                self._count_failure(outcome.error)
+        elif outcome is not _NONE and outcome.__class__ is not Again:
             self._note_success()
 
     def _put_back(self, member: Member) -> None:
@@ -591,20 +596,18 @@ class Calls(RunningAhead):
 
     def _fail_call(self, member: Member, error: Exception) -> None:
         pipe, group = self.pipe, member.group
-        self._running.counted.failed += 1
         member.attempt += 1
         group.failed = max(group.failed, member.attempt)
         self._note_attempts(group)
         member.partial = member.begun_at = None
-        self._failed_in_a_row += 1
         if group.failed_at is None:
             group.failed_at, group.failed_since = self._succeeded, self.loop.time()
+        self._count_failure(error)
         if pipe.on_error == "raise":
             group.error = error
             self._finish(group)
-        elif self._failed_in_a_row >= pipe.max_failures:
-            note(error, f"{self._failed_in_a_row} calls of {stage_name(pipe)} failed in a row")
-            self._stop(error)
+        elif self._has_failed_too_often():
+            return
         elif self._has_had_its_attempts(member):
             reason = Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.ATTEMPTS
             self._tell_of_loss(member, error)
@@ -614,6 +617,17 @@ class Calls(RunningAhead):
                 self._ask_whether_any_succeeds()
             seconds = self._seconds_to_rest(member.attempt)
             self._resting[member] = self.loop.call_later(seconds, self._rested, member)
+
+    def _count_failure(self, error: Exception) -> None:
+        """Count a failure; with too many in a row the pass ends."""
+        self._running.counted.failed += 1
+        self._failed_in_a_row += 1
+        if self._has_failed_too_often() and self.pipe.on_error == "again":
+            note(error, f"{self._failed_in_a_row} calls of {stage_name(self.pipe)} failed in a row")
+            self._stop(error)
+
+    def _has_failed_too_often(self) -> bool:
+        return bool(self._failed_in_a_row >= self.pipe.max_failures)
 
     def _has_had_its_attempts(self, member: Member) -> bool:
         """Whether a member is given up; not as long as nothing else succeeds either."""

@@ -563,6 +563,28 @@ async def test_whether_any_succeeds_is_asked_for_a_member_that_has_succeeded():
         assert loader.stats().left_out == {"attempts": 1}
 
 
+async def test_calls_for_an_answered_prompt_that_fail_are_among_the_failures_in_a_row():
+    calls = Counter()
+
+    async def generate(prompt):
+        calls[prompt] += 1
+        if calls[0] == 1 and prompt == 0:
+            return prompt
+        await turns()
+        raise OSError("away")
+
+    settings = {"per_step": 1, "backoff": 0.001, "attempts": 1, "max_failures": 8}
+    graph = lagged(generate, range(2), Version(), **settings)
+    async with DataLoader2(graph, acknowledge=True) as loader, asyncio.timeout(20):
+        items = aiter(loader)
+        assert await anext(items) == 0
+        with pytest.raises(OSError, match="away"):
+            await anext(items)
+        # One of them was the answer.
+        assert calls.total() == 9
+        assert loader.stats().rollouts[0].failed == 8
+
+
 async def test_failures_are_not_in_a_row_if_a_call_for_an_answered_prompt_succeeds_between():
     calls = Counter()
 
