@@ -250,7 +250,7 @@ def caught(broken: Broken, seeds: range) -> tuple[int, int, str] | None:
 def main() -> int:
     """Print which mutants are caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.rollouts.mutants", description=__doc__)
-    parser.add_argument("--count", type=int, default=400, help="how many programs for each")
+    parser.add_argument("--count", type=int, default=800, help="how many programs for each")
     parser.add_argument("--first", type=int, default=0, help="the first one's seed")
     parser.add_argument("--only", default="", help="the mutants with this in their names")
     given = parser.parse_args()

@@ -29,7 +29,7 @@ def test_each_prompt_is_settled_once_and_none_is_trained_too_late(first):
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_rule_that_is_broken_is_seen(name):
-    assert caught(MUTANTS[name], range(400)) is not None
+    assert caught(MUTANTS[name], range(800)) is not None
 
 
 @pytest.mark.soak
