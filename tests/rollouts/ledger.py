@@ -324,7 +324,7 @@ class RankLedger:
         self.end_call(number, member, [None])
         # When the error of one is raised, what still fails counts for nothing.
         is_over = self.plan.more["on_error"] == "again" and self.may_raise()
-        self._in_a_row += not self._has_enough(number)
+        self._in_a_row += is_asking or not self._has_enough(number)
         self._most_in_a_row = max(self._most_in_a_row, self._in_a_row)
         if self.looks and not is_asking:
             self.line.failed[number] += 1
