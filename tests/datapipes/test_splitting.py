@@ -711,6 +711,7 @@ def test_passes_that_are_over_do_not_pile_up_in_an_endless_epoch():
 READ_TWICE: dict[str, Any] = {
     "beside another that has ended": lambda a, b: a.zip_longest(ReadTwice(b)),
     "in turn with another that has ended": lambda a, b: a.mux_longest(ReadTwice(b)),
+    "long before another": lambda a, b: ReadTwice(b).concat(IterableWrapper([-1, -2]), a),
     "before another": lambda a, b: ReadTwice(b).concat(a),
     "after another": lambda a, b: a.concat(ReadTwice(b)),
     "beside another and after it": lambda a, b: a.zip(b).concat(ReadTwice(b)),
