@@ -712,6 +712,7 @@ READ_TWICE: dict[str, Any] = {
     "beside another that has ended": lambda a, b: a.zip_longest(ReadTwice(b)),
     "in turn with another that has ended": lambda a, b: a.mux_longest(ReadTwice(b)),
     "long before another": lambda a, b: ReadTwice(b).concat(IterableWrapper([-1, -2]), a),
+    "before another that is": lambda a, b: ReadTwice(b).concat(ReadTwice(a)),
     "before another": lambda a, b: ReadTwice(b).concat(a),
     "after another": lambda a, b: a.concat(ReadTwice(b)),
     "beside another and after it": lambda a, b: a.zip(b).concat(ReadTwice(b)),

@@ -523,7 +523,8 @@ class Edge(Generic[T]):
 
     def iterated(self) -> Iterator[T]:
         """Begin a pass at the first item, in this thread."""
-        return self._iterated(self.new_pass(), None)
+        expected = self.tree.take_start(self.pipe)
+        return self._iterated(self.new_pass(), None if expected is None else (0, expected))
 
     def _iterated(self, begun: Pass[T], start: tuple[int, Cursors] | None) -> Iterator[T]:
         behind = 0
