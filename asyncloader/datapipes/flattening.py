@@ -385,4 +385,5 @@ def _closing(expansions: list[OpenExpansion]) -> Iterator[None]:
     finally:
         for expansion in expansions:
             close_items(expansion.parts)
-        expansions.clear()
+            # A state may still say how far it was, if who reads this has ended before it.
+            expansion.parts = iter(())

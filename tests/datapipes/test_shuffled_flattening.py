@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.running.cursor_history import noting_at_every_item
 from tests.datapipes.resuming import assert_goes_on, cursors_along, rest_of
 from tests.datapipes.watched import Watched
 
@@ -153,3 +155,17 @@ def test_going_on_expands_again_only_what_is_open() -> None:
     assert rest_of(mixed(), 2000, along[2000]) == items[2000:]
     # One that is open may have nothing left, which shows when it is drawn.
     assert len(expanded) <= len(set(items[2000:])) + 5
+
+
+def test_a_state_is_loaded_where_its_reader_has_ended_before_it() -> None:
+    def graph() -> Any:
+        mixed = IterableWrapper([[1, 2, 3], [4, 5, 6]]).shuffled_flatmap(buffer_size=2)
+        return IterableWrapper("ab").zip(mixed).mux_longest(IterableWrapper(range(4)))
+
+    with noting_at_every_item(), DataLoader2(graph(), seed=1) as loader:
+        along = [(item, loader.state_dict()) for item in loader]
+    items = [item for item, _ in along]
+    for step, (_, state) in enumerate(along, 1):
+        with DataLoader2(graph()) as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == items[step:]
