@@ -18,6 +18,7 @@ import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.datapipes.running.cursor_forms import form_of_pipe, no_cursor
+from asyncloader.datapipes.running.cursor_history import noting_at_every_item
 from asyncloader.datapipes.running.traits import is_random, is_sharding
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import SnapshotError
@@ -40,6 +41,7 @@ from tests.samples import (
     ADAPTERS,
     COUNT,
     ITER_PIPES,
+    LAST,
     MAP_PIPES,
     SERVICES,
     graph_with,
@@ -60,6 +62,9 @@ BEFORE_SHUFFLES = {it.InMemoryCacheHolder, it.RandomSplitter}
 
 #: What reads them asks for the keys of all items, not of a worker's share.
 WITH_ALL_KEYS = {it.IterToMapConverter}
+
+#: What others may read beside further sources: results of a rollout go to the loader.
+BESIDE_OTHERS = [cls for cls in ITER_PIPES if cls not in LAST | {it.Rollout}]
 
 every_pipe = pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
 every_service = pytest.mark.parametrize("service_class", SERVICES, ids=lambda cls: cls.__name__)
@@ -161,6 +166,25 @@ def test_a_pipe_keeps_a_promise(pipe_class, check):
 @each_of(SLOW)
 def test_a_pipe_resumes_and_runs_in_workers(pipe_class, check):
     check(case_of(pipe_class))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("pipe_class", BESIDE_OTHERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_a_pipe_resumes_where_its_reader_ended_before_it(pipe_class, place):
+    def graph() -> Any:
+        few, pipe = it.IterableWrapper(range(3)), graph_with(pipe_class)
+        ends = pipe.zip(few) if place == "before" else few.zip(pipe)
+        return ends.mux_longest(it.IterableWrapper(range(6)))
+
+    with noting_at_every_item(), DataLoader2(graph(), seed=1) as loader:
+        along = [(repr(item), loader.state_dict()) for item in loader]
+    items = [item for item, _ in along]
+    assert len(items) == 9
+    for step, (_, state) in enumerate(along, 1):
+        with DataLoader2(graph()) as loader:
+            loader.load_state_dict(state)
+            assert list(map(repr, loader)) == items[step:]
 
 
 @every_pipe
