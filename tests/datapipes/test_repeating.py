@@ -22,6 +22,7 @@ from asyncloader.datapipes.iter import (
 from asyncloader.datapipes.map import Concater as MapConcater
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.running import cursor_history
+from asyncloader.datapipes.running.cursor_history import noting_at_every_item
 from asyncloader.datapipes.running.run import RunTree
 from asyncloader.datapipes.running.watch.frames import latest_pass
 from asyncloader.datapipes.split_pass import SplitPass
@@ -243,6 +244,22 @@ def test_a_reader_that_begins_anew_knows_where_the_other_branches_were(
     monkeypatch.setattr(cursor_history, "_SHARE", 0)
     assert_goes_on(after_rounds_of_a_batch)
     assert_goes_on_twice(after_rounds_of_a_batch)
+
+
+def test_others_go_on_when_all_rounds_are_over() -> None:
+    def graph() -> Any:
+        first, second = shuffled(1).fork(2)
+        return IterableWrapper(range(15)).mux_longest(first.concat(second).cycle(1))
+
+    assert_goes_on(graph)
+    assert_goes_on_twice(graph)
+    with noting_at_every_item(), DataLoader2(graph()) as loader:
+        along = [(item, loader.state_dict()) for item in loader]
+    items = [item for item, _ in along]
+    for step, (_, state) in enumerate(along, 1):
+        with DataLoader2(graph()) as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == items[step:]
 
 
 def test_rounds_go_on_beside_a_branch_that_ended_in_the_first_of_them() -> None:

@@ -300,9 +300,13 @@ class Edge(Generic[T]):
         return max(self._first, self._came_from + self._came.passed())
 
     def rewind(self) -> None:
-        """Let the next pass begin at the first item, and count from there."""
-        self._start, self._made, self._came = None, _NONE_CAME, _NONE_CAME
-        self._first = self._made_from = self._came_from = 0
+        """Let the next pass begin at the first item, and count what comes from there.
+
+        What was made is counted anew when that pass begins: until then a state may say where the
+        one before has ended.
+        """
+        self._start, self._came = None, _NONE_CAME
+        self._first = self._came_from = 0
 
     def has_moved(self) -> bool:
         """Whether an item has come, or was made, where they are counted."""
