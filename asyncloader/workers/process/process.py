@@ -125,10 +125,13 @@ class Process:
         return how_it_ended(self.exitcode, oom_kills() > self._oom_kills)
 
     def new_memory(self, nbytes: int) -> Segment | None:
-        """Return memory to be shared with the process, which outlives it; None without room."""
+        """Return memory to be shared with the process, which outlives it; None without room.
+
+        Where a file takes its place, a second descriptor is needed for a moment.
+        """
         try:
             return Segment.create(nbytes)
-        except ResourceExhausted:
+        except (ResourceExhausted, OSError):
             return None
 
     def work_for(self, home: Home | None) -> None:
