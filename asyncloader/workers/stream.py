@@ -104,8 +104,10 @@ class Stream:
         # All together hold no more than prefetch_bytes allow this worker.
         budget, shares = conversation.arena.budget, credits if all_credits is None else all_credits
         self._credit_bytes = credit_bytes(budget, shares)
-        self._share_bytes = share_bytes(budget, shares) if conversation.hands_over else UNBOUNDED
-        self._share_in_cache = min(self._share_bytes, share_bytes(_CACHE_BYTES, shares))
+        self._share_bytes = self._share_in_cache = UNBOUNDED
+        if conversation.hands_over:
+            self._share_bytes = share_bytes(budget, shares)
+            self._share_in_cache = min(self._share_bytes, share_bytes(_CACHE_BYTES, shares))
         # As long as a frame has fewer bytes, and items, one more costs no second credit.
         self._cheap_bytes = min(self._credit_bytes, self._share_bytes)
         self._unlooked_bytes = min(_UNLOOKED_BYTES, self._credit_bytes // 8)

@@ -460,3 +460,10 @@ def test_a_thread_makes_little_ahead_of_large_items_that_are_made_as_fast_as_mem
         stream.advance()
         frames += 1
     assert frames == ahead
+
+
+def test_a_process_makes_as_much_ahead_of_large_items_as_its_memory_holds(bench):
+    bench.arena.budget = 256 << 20
+    arrays = taking(bench.clock, lambda _: 0.002, 100)
+    stream = bench.stream(IterableWrapper(arrays).map(lambda _: bytes(4 << 20)), 10)
+    assert len(all_of(bench, stream)) == 10
