@@ -1,7 +1,11 @@
 """What a type checker knows of a user's script."""
 
+import inspect
 import subprocess
 import sys
+
+from asyncloader import DataLoader2
+from asyncloader.loader.collated import CollatingOptions
 
 SCRIPT = """
 from pathlib import Path
@@ -294,3 +298,9 @@ def test_batches_are_typed_by_the_items_of_a_data_set(tmp_path):
         "strict = true\n", f"strict = true\nmypy_path = {stubs}\n"
     )
     check(tmp_path, DATA_SETS, settings)
+
+
+def test_from_dataset_takes_all_its_options_without_collate_fn() -> None:
+    parameters = inspect.signature(DataLoader2.from_dataset).parameters
+    named = {"dataset", "batch_size", "shuffle"}
+    assert CollatingOptions.__annotations__.keys() == parameters.keys() - named
