@@ -452,3 +452,45 @@ print("done")
 def test_workers_start_after_the_program_has_closed_all_descriptors(method, tmp_path):
     done = run_script(tmp_path, CLOSING.format(method=method))
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+DAEMON = """
+import os
+from asyncloader import DataLoader2, ForkedError, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+def new_loader():
+    graph = IterableWrapper(range(8)).sharding_filter().prefetch(2)
+    return DataLoader2(graph, None, MultiProcessingReadingService({workers}))
+
+loader = new_loader()
+items = iter(loader)
+assert next(items) == 0
+if os.fork():
+    _, status = os.wait()
+    assert list(items) == list(range(1, 8))
+    loader.shutdown()
+    os._exit(os.waitstatus_to_exitcode(status))
+os.setsid()
+os.closerange(3, 1024)
+try:
+    next(items)
+except ForkedError as error:
+    print(error)
+with new_loader() as own:
+    print(list(own), flush=True)
+# The timer of the traceback that every script here has does not survive a fork, and Python waits
+# for it.
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_program_that_becomes_a_daemon_within_an_epoch_is_told_to_make_a_new_loader(
+    workers, tmp_path
+):
+    done = run_script(tmp_path, DAEMON.format(workers=workers))
+    assert done.returncode == 0, done.stderr
+    error, items = done.stdout.splitlines()
+    assert "make a new DataLoader2 in the child" in error
+    assert items == str(list(range(8)))
