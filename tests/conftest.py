@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--more`` and ``--whole``."""
-    more = "run the soaks, and other cases of the sweeps, two in twelve"
+    more = "run the soaks, and other cases of the sweeps, three in sixteen"
     parser.addoption("--more", action="store_true", help=more)
     whole = "run the soaks, and the sweeps with all of their cases"
     parser.addoption("--whole", action="store_true", help=whole)
@@ -105,9 +105,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 #: Of the cases of a sweep, one in so many is run as a rule.
-ONE_IN = 12
+ONE_IN = 16
 #: For each of them ``--more`` runs so many others.
-OTHERS = 2
+OTHERS = 3
 
 
 def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
@@ -119,7 +119,7 @@ def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
     for cases in sweeps.values():
-        # Every twelfth would always have the same value of a parameter that has two or three.
+        # Every sixteenth would always have the same value of a parameter that has two or three.
         cases.sort(key=lambda item: zlib.crc32(item.name.encode()))
         count = -(-len(cases) // ONE_IN)
         run = slice(count, count + OTHERS * count) if more else slice(count)

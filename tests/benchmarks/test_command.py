@@ -106,6 +106,7 @@ def test_what_a_rollout_costs_beside_its_calls_is_printed():
     assert "calls in flight, at most (ms): half" in done.stdout
 
 
+@pytest.mark.soak
 def test_what_the_states_of_many_ranks_cost_is_printed():
     command = [sys.executable, "-m", "tests.benchmarks.ranks"]
     quick = os.environ | {QUICK: "1"}
