@@ -84,7 +84,7 @@ class Exchange(Generic[T]):
         self._history = new_history(lambda: min(self._taken_before, settled()))
         self._items: list[T] = []
         self._begun = 0.0
-        self._ended = False
+        self._ended = self._is_stopped = False
         self._is_dropped = self._is_last = False
         self._error: LastingError | None = None
 
@@ -111,7 +111,8 @@ class Exchange(Generic[T]):
     def end(self, error: BaseException | None) -> None:
         """Say that no item follows, with the error if there was one."""
         if not self._ended:
-            self._error = None if error is None else LastingError(error)
+            self._is_stopped = isinstance(error, Stopped)
+            self._error = None if error is None or self._is_stopped else LastingError(error)
             self._ended = True
         if self._is_dropped or isinstance(error, Stopped):
             self._items.clear()
@@ -167,6 +168,9 @@ class Exchange(Generic[T]):
             self._taken_before, self._taken = self._taken, self._taken + count
             self.giver.wake()
             return group
+        if self._is_stopped:
+            # A new one: the traceback of one that is kept would keep the pass's objects alive.
+            raise Stopped
         if self._error is not None:
             raise self._error.again()
         return []

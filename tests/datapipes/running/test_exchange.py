@@ -28,6 +28,19 @@ def exchange():
     return Exchange(Nobody(), partial(CursorHistory, do_nothing))
 
 
+def test_a_stop_does_not_keep_what_was_read_before_it():
+    crossing = exchange()
+    crossing.end(Stopped())
+
+    def read() -> weakref.ref[Item]:
+        item = Item()
+        with pytest.raises(Stopped):
+            crossing.take()
+        return weakref.ref(item)
+
+    assert read()() is None
+
+
 @pytest.mark.parametrize("gives_before", [True, False])
 @pytest.mark.parametrize("error", [None, Stopped()], ids=["its end", "a stop"])
 def test_what_nobody_will_take_is_let_go_of_whoever_is_first(gives_before, error):
