@@ -52,20 +52,31 @@ def refuse_unsafe_fork(loops_own: threading.Thread) -> None:
 
     ``loops_own`` is the thread of the loop, which stands still.
     """
+    until, pause = time.monotonic() + _RETURNS_SECONDS, threading.Event()
+    while foreign := _foreign(loops_own):
+        if time.monotonic() > until:
+            raise WorkerStartupError(
+                "fork is not safe while other threads run, which may hold locks: "
+                f"{', '.join(foreign)}; leave out multiprocessing_context, or use 'spawn'"
+            )
+        pause.wait(_RETURNS_SECONDS / 20)
+
+
+#: A thread of a loop's executor waits again so soon after what it ran has been awaited.
+_RETURNS_SECONDS = 0.02
+
+
+def _foreign(loops_own: threading.Thread) -> list[str]:
+    """Return the names of such threads."""
     known = {threading.main_thread(), threading.current_thread(), loops_own}
     frames = sys._current_frames()
-    foreign = sorted(
+    return sorted(
         thread.name
         for thread in threading.enumerate()
         if thread not in known
         and not thread.name.startswith(OUR_THREADS)
         and not is_known_harmless(thread, frames.get(thread.ident or 0))
     )
-    if foreign:
-        raise WorkerStartupError(
-            "fork is not safe while other threads run, which may hold locks: "
-            f"{', '.join(foreign)}; leave out multiprocessing_context, or use 'spawn'"
-        )
 
 
 def is_known_harmless(thread: threading.Thread, frame: FrameType | None) -> bool:
