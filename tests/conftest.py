@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--more`` and ``--whole``."""
-    more = "run the soaks, and other cases of the sweeps, three in sixteen"
+    more = "run the soaks, and other cases of the sweeps, five in twenty-four"
     parser.addoption("--more", action="store_true", help=more)
     whole = "run the soaks, and the sweeps with all of their cases"
     parser.addoption("--whole", action="store_true", help=whole)
@@ -105,9 +105,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 #: Of the cases of a sweep, one in so many is run as a rule.
-ONE_IN = 16
+ONE_IN = 24
 #: For each of them ``--more`` runs so many others.
-OTHERS = 3
+OTHERS = 5
 
 
 def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
@@ -119,7 +119,7 @@ def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
     for cases in sweeps.values():
-        # Every sixteenth would always have the same value of a parameter that has two or three.
+        # Every twenty-fourth would always have the same value of a parameter that has two or three.
         cases.sort(key=lambda item: zlib.crc32(item.name.encode()))
         count = -(-len(cases) // ONE_IN)
         run = slice(count, count + OTHERS * count) if more else slice(count)

@@ -84,7 +84,7 @@ def refusal() -> str:
     return done.stderr.strip() or "no private mount" if done.returncode else ""
 
 
-@pytest.mark.sweep
+@pytest.mark.soak
 @pytest.mark.parametrize("place", PLACES)
 def test_f1_tensors_need_no_dev_shm_under_any_start_method(place, tmp_path):
     if refusal():

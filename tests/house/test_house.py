@@ -132,6 +132,7 @@ def test_loading_a_state_walks_through_functions_and_files(ways: Ways) -> None:
     assert len(ways.resume.functions) > len(ways.resume.files) > 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("side", ["worker", "loader", "async_loader"])
 def test_the_way_of_an_item_has_functions_and_files_and_jumps(ways: Ways, side: str) -> None:
     way = getattr(ways, side)
