@@ -8,11 +8,9 @@ epoch a loader begins.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -121,12 +119,7 @@ class LoaderStates:
         SnapshotError for one that is damaged, of another graph, or that a loader in this role
         cannot resume.
         """
-        with _collecting_nothing():
-            return self._read(rank_snapshots(state), role)
-
-    def _read(
-        self, snapshots: Sequence[Snapshot], role: Role
-    ) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
+        snapshots = rank_snapshots(state)
         self._check_possible(role)
         for before in _each_once(snapshot.fingerprint for snapshot in snapshots):
             self._check_graph(before)
@@ -366,18 +359,6 @@ def unpickled_graph(state: Any) -> Any:
         raise SnapshotError(
             f"the graph in serialized_datapipe cannot be read: {error!r}"
         ) from error
-
-
-@contextlib.contextmanager
-def _collecting_nothing() -> Iterator[None]:
-    """Collect no garbage meanwhile: of very many states nearly every object that is made stays."""
-    stops = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if stops:
-            gc.enable()
 
 
 def rank_snapshots(state: Any) -> list[Snapshot]:
