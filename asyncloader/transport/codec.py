@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from asyncloader.errors import TransportError
 from asyncloader.safe_error_text import text_of, traceback_of
-from asyncloader.transport.arena import NO_NEWS, Arena, ArenaView, Block, News, SlotRef, SlotView
+from asyncloader.transport.arena import Arena, ArenaView, Block, News, SlotRef, SlotView
 from asyncloader.transport.channel import close_all
 from asyncloader.transport.code import pickler_by_value
 from asyncloader.transport.frame import Buffer
@@ -88,20 +88,16 @@ class Encoder:
         """Put a payload together; it must be sent next."""
         news = self._arena.take_news()
         slots, buffers = placement.slots, placement.buffers
+        numbers = [*news.added, *news.retired]
+        for row in (*slots, *buffers):
+            numbers += row
+        for data, its_buffers in pickles:
+            numbers += (len(data), its_buffers)
         datas = [data for data, _ in pickles]
         # Items that share a pickle are plain.
         needs_torch = len(datas) == count and "torch" in sys.modules and speaks_of_torch(datas)
-        if len(datas) == 1 and not (slots or buffers or news is not NO_NEWS):
-            # The most frequent case.
-            head = _ONE_PICKLE.pack(0, 0, 0, 0, 1, count, needs_torch, len(datas[0]), 0)
-        else:
-            numbers = [*news.added, *news.retired]
-            for row in (*slots, *buffers):
-                numbers += row
-            for data, its_buffers in pickles:
-                numbers += (len(data), its_buffers)
-            counts = map(len, (news.added, news.retired, slots, buffers, datas))
-            head = struct.pack(f"<7I{len(numbers)}Q", *counts, count, needs_torch, *numbers)
+        counts = (len(news.added), len(news.retired), len(slots), len(buffers), len(datas), count)
+        head = struct.pack(f"<7I{len(numbers)}Q", *counts, needs_torch, *numbers)
         if sum(map(len, datas)) < _PACK:
             return Encoded([b"".join((head, *datas)), *placement.in_band], news.fds)
         return Encoded([head, *datas, *placement.in_band], news.fds)
@@ -415,8 +411,6 @@ _LONG_COPY = 4 << 20
 _PACK = 64 << 10  # smaller buffers share a slot: a kept one holds on to this much at most
 _ALIGN = 64
 _COUNTS = struct.Struct("<7I")
-#: The head of a payload of one pickle without buffers.
-_ONE_PICKLE = struct.Struct("<7I2Q")
 
 
 #: A pickle whose buffers have a place, and how many there are.

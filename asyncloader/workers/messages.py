@@ -328,8 +328,6 @@ NO_NOTE = Note()
 
 def items_head(epoch: int, stream: int, cost: int, note: Note = NO_NOTE) -> bytes:
     """Return the bytes before the items of a frame. ``cost`` is in credits."""
-    if note is NO_NOTE:
-        return _HEAD.pack(epoch, stream, cost, 0, 0)
     return b"".join([_HEAD.pack(epoch, stream, cost, *map(len, note)), *note])
 
 

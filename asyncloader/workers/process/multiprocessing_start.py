@@ -67,7 +67,7 @@ _RETURNS_SECONDS = 0.02
 
 
 def _foreign(loops_own: threading.Thread) -> list[str]:
-    """Return the names of such threads."""
+    """Return the names of threads that a forked child would miss."""
     known = {threading.main_thread(), threading.current_thread(), loops_own}
     frames = sys._current_frames()
     return sorted(
