@@ -152,13 +152,10 @@ class Home:
 
     def do_asked(self) -> None:
         """Do what threads have asked for, in the consumer's thread."""
-        while self._asked:
-            # Whoever closes this may do it at the same time.
-            try:
-                work = self._asked.popleft()
-            except IndexError:
-                return
-            work()
+        # Whoever closes this may do it at the same time.
+        with contextlib.suppress(IndexError):
+            while self._asked:
+                self._asked.popleft()()
 
     def forget(self, giver: ThreadGiver[Any] | TaskGiver[Any]) -> None:
         """Drop a giver that is closed."""
@@ -392,9 +389,6 @@ async def give_groups(
             # The last before this waits: a thread that takes needs the GIL then.
             exchange.taker.wake()
             if elsewhere is not None:
-                if isinstance(exchange.taker, LoopWaiter):
-                    # A task that takes goes first.
-                    await asyncio.sleep(0)
                 if elsewhere.holds_much():
                     await waiter.until(lambda: not exchange.has_items())
                 await elsewhere.come()
