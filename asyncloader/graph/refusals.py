@@ -744,6 +744,26 @@ def _without_a_place(graph: Graph) -> Iterator[Said]:
                 "Leave out state_dict and load_state_dict, so that it is run again up to its place;"
                 " or give the class edges = (), if its state includes that of what it reads",
             )
+    yield from _held_while_read_again(graph)
+
+
+def _held_while_read_again(graph: Graph) -> Iterator[Said]:
+    """Yield splitters that hold a branch's items of one pass while a sister begins the next.
+
+    A branch's place is one in the latest pass of all branches.
+    """
+    for left, again, branch, _ in branches_left_behind(graph):
+        inside = graph.upstream([again])
+        behind = graph.downstream(left)
+        for holder in graph.pipes:
+            if shares_passes(holder) and id(holder) in behind and id(holder) not in inside:
+                holds, reads, first, other = map(stage_name, (holder, again, left, branch))
+                yield (
+                    f"{holds} holds items of {first} while {reads} reads {other} again, so no"
+                    " single place in them says how far the graph is",
+                    f"Let {reads} read what the branches are joined to, or read each from a source"
+                    " of its own",
+                )
 
 
 def _without_a_record(graph: Graph) -> Iterator[Said]:

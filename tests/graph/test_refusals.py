@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from asyncloader import Feed
-from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
+from asyncloader.datapipes.iter import (
+    SHARDING_PRIORITIES,
+    IterableWrapper,
+    IterDataPipe,
+    SampleMultiplexer,
+)
 from asyncloader.graph.refusals import Purpose, Refusal, every_refusal, refusals
 from asyncloader.graph.walk import breadth_first
 
@@ -63,6 +68,12 @@ def divided_twice() -> IterDataPipe[Any]:
     return IterableWrapper(range(9), shards_itself=True).sharding_filter()
 
 
+def held_while_read_again() -> IterDataPipe[Any]:
+    first, second = numbers().shuffle().round_robin_demux(2)
+    even, odd = first.demux(2, lambda number: number % 2)
+    return SampleMultiplexer({even: 1, odd: 2, second.cycle(2): 3}, seed=1)
+
+
 def fed(*pipes: str) -> IterDataPipe[Any]:
     end: Any = Feed()
     for name in pipes:
@@ -111,6 +122,11 @@ CASES = {
     "a feed in actors": (lambda: fed("batch"), Purpose.ACTORS, "use MultiProcessingReadingServ"),
     "live requests": (fed, Purpose.STATE, "Begin anew, without a state"),
     "requests to acknowledge": (fed, Purpose.ACKNOWLEDGE, "leave it out"),
+    "held while it is read again": (
+        held_while_read_again,
+        Purpose.STATE,
+        "Let cycle(2) read what the branches",
+    ),
     "dealt as it is ready": (dealt_as_ready, Purpose.STATE, "Put sharding_round_robin_dispatch"),
     "synced before a section": (
         lambda: synced(repeatable=False),
@@ -161,3 +177,22 @@ def test_what_is_left_out_in_the_middle_cannot_be_padded() -> None:
     assert len(found) == 1
     assert found[0].endswith("possible only at the end of the graph; leave that pipe out")
     assert not list(refusals(middle, Purpose.PADDED))
+
+
+def test_what_is_read_again_keeps_a_graph_from_a_state_only_where_a_splitter_holds_its_sister():
+    def sisters() -> tuple[IterDataPipe[Any], IterDataPipe[Any]]:
+        one, other = numbers().shuffle().fork(2)
+        return one, other
+
+    def of_two(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
+        even, odd = pipe.demux(2, lambda number: number % 2)
+        return even.mux_longest(odd)
+
+    one, other = sisters()
+    assert not [*refusals(one.batch(2).zip(other.cycle(2)), Purpose.STATE)]
+    one, other = sisters()
+    assert not [*refusals(of_two(one).concat(other.cycle(2)), Purpose.STATE)]
+    one, other = sisters()
+    assert not [*refusals(one.zip(of_two(other)).cycle(2), Purpose.STATE)]
+    one, other = sisters()
+    assert len([*refusals(of_two(one).zip(other.cycle(2)), Purpose.STATE)]) == 1
