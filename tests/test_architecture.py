@@ -27,7 +27,7 @@ LAYERS = [
     {"graph"},
     {"datapipes", "transport"},
     {"ranks", "arguments"},
-    {"seeds", "runtime", "memory", "main_script", "worker_info", "tuning", "machine"},
+    {"seeds", "runtime", "memory", "garbage", "main_script", "worker_info", "tuning", "machine"},
     {"system", "generators"},
     {"errors", "deadline", "shield", "waiting", "safe_error_text"},
 ]

@@ -36,6 +36,7 @@ from asyncloader.datapipes.settled import Recorded, of_now
 from asyncloader.datapipes.sharding import ShardingFilter
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
+from asyncloader.garbage import collecting_nothing
 from asyncloader.graph.cut import NOT_CUT, cut_graph
 from asyncloader.graph.fingerprint import Fingerprint, differences, fingerprint
 from asyncloader.graph.recorded import recorded_from
@@ -119,7 +120,13 @@ class LoaderStates:
         SnapshotError for one that is damaged, of another graph, or that a loader in this role
         cannot resume.
         """
-        snapshots = rank_snapshots(state)
+        # Of very many states nearly every object that is made stays.
+        with collecting_nothing():
+            return self._read(rank_snapshots(state), role)
+
+    def _read(
+        self, snapshots: Sequence[Snapshot], role: Role
+    ) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
         self._check_possible(role)
         for before in _each_once(snapshot.fingerprint for snapshot in snapshots):
             self._check_graph(before)

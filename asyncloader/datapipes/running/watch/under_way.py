@@ -19,6 +19,7 @@ from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, Genera
 from typing import Any, TypeVar
 
 from asyncloader import waiting
+from asyncloader.garbage import collecting_nothing
 from asyncloader.system import in_forked_child
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -98,32 +99,18 @@ def undisturbed() -> Iterator[None]:
     code that runs could let the thread leave the frame before its object exists, which crashes; or
     it could wait for the list of threads, which is locked.
     """
-    global _has_stopped_collecting
-    with _looking:
-        stops = _COLLECTS_ANYWHERE and gc.isenabled()
-        try:
-            if stops:
-                _has_stopped_collecting = True
-                gc.disable()
-            yield
-        finally:
-            if stops:
-                gc.enable()
-                _has_stopped_collecting = False
+    with _looking, collecting_nothing() if _COLLECTS_ANYWHERE else contextlib.nullcontext():
+        yield
 
 
 _looking = threading.RLock()
-_has_stopped_collecting = False
 
 
 @in_forked_child
-def _collect_again() -> None:
+def _look_again() -> None:
     # The thread that looked in the parent does not exist in its forked child.
-    global _looking, _has_stopped_collecting
+    global _looking
     _looking = threading.RLock()
-    if _has_stopped_collecting:
-        gc.enable()
-        _has_stopped_collecting = False
 
 
 def frames_of_task(task: asyncio.Task[Any]) -> list[FrameType]:
