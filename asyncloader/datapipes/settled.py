@@ -65,9 +65,12 @@ class Reason:
 # The state ------------------------------------------------------------------------------
 
 
+_PAIRS = list_of(row(COUNT, COUNT))
+
+
 def settled_form(value: Any, where: str, form_of: FormOf) -> None:
     """Runs of ascending numbers, each as its first and its length."""
-    list_of(row(COUNT, COUNT))(value, where, form_of)
+    _PAIRS(value, where, form_of)
     end = 0
     for first, length in value:
         if first < end or not length:
@@ -75,9 +78,12 @@ def settled_form(value: Any, where: str, form_of: FormOf) -> None:
         end = first + length
 
 
+_RUNS_OF_NUMBERS = list_of(row(COUNT, settled_form))
+
+
 def parts_form(value: Any, where: str, form_of: FormOf) -> None:
     """Ascending numbers, each with the runs of its settled parts."""
-    list_of(row(COUNT, settled_form))(value, where, form_of)
+    _RUNS_OF_NUMBERS(value, where, form_of)
     if not is_ascending([number for number, _ in value]):
         refuse(where, "parts of ascending numbers", value)
     if sum(length for _, runs in value for _, length in runs) > MOST_UNSETTLED:

@@ -168,11 +168,12 @@ def row(*forms: Form) -> Form:
 
 def each_of(count: int, form: Form) -> Form:
     """A list of ``count`` elements."""
+    elements = list_of(form)
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         if len(_list(value, where)) != count:
             raise SnapshotError(f"{where} must have {count} elements, got {len(value)}")
-        list_of(form)(value, where, form_of)
+        elements(value, where, form_of)
 
     return check
 
