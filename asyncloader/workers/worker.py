@@ -105,7 +105,7 @@ class Worker:
         self._flush_timer = FlushTimer()
         self._info = WorkerInfo(num_workers=1, worker_id=0)
         self._parts: list[GraphPart] = []
-        #: Whether the parts keep positions, so that a state fits another number of workers.
+        #: Called before a state of another number of workers is resumed.
         self._init_checks: list[Callable[[], None]] = []
         self._epoch = NO_EPOCH
         self._inlets: list[FromDispatcher] = []
