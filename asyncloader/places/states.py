@@ -132,9 +132,9 @@ class LoaderStates:
             self._check_graph(before)
         own = own_snapshot(snapshots, role)
         is_between = own.epoch_seed is None
-        if not is_between and (own.rank, own.ranks) == (role.rank, role.ranks):
-            self._check_lengths(own)
         if not is_between:
+            is_same_rank = (own.rank, own.ranks) == (role.rank, role.ranks)
+            self._check_lengths(own.lengths if is_same_rank else _same_lengths(snapshots))
             self._check_source(own)
         self._check_cursors(snapshots)
         start = _start_for(self._graph, snapshots, role)
@@ -166,11 +166,11 @@ class LoaderStates:
             check_cursors(snapshot.cursors, "position.cursors", form_of)
             self._check_reach(snapshot)
 
-    def _check_lengths(self, snapshot: Snapshot) -> None:
-        """Raise SnapshotError if there are more or fewer items to draw an order of."""
+    def _check_lengths(self, then: dict[int, int]) -> None:
+        """Raise SnapshotError if there are more or fewer items to draw an order of than then."""
         pipes = self._graph.pipes
         lengths = self._lengths()
-        for number, before in snapshot.lengths.items():
+        for number, before in then.items():
             now = lengths.get(number, before)
             if now != before and number < len(pipes):
                 raise SnapshotError(
@@ -309,6 +309,12 @@ class LoaderStates:
 def _each_once(values: Iterable[T]) -> list[T]:
     """Return the different objects among these: those of ranks are often one."""
     return list({id(value): value for value in values}.values())
+
+
+def _same_lengths(snapshots: Sequence[Snapshot]) -> dict[int, int]:
+    """Return the lengths of the sources, if all ranks had the same; else each has its own data."""
+    first = snapshots[0].lengths
+    return first if all(snapshot.lengths == first for snapshot in snapshots) else {}
 
 
 def _form_of_copies(copies: int, pipe: Any) -> Form:

@@ -472,3 +472,15 @@ def test_states_that_do_not_go_together_are_refused_by_name():
             pytest.raises(SnapshotError, match=message),
         ):
             loader.load_state_dict(given)
+
+
+@pytest.mark.parametrize("now", [14, 16])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_other_ranks_refuse_data_that_have_grown_or_shrunk_within_an_epoch(ranks, now):
+    def make(count: int) -> Make:
+        return lambda: it.IterableWrapper(range(count)).shuffle().sharding_filter()
+
+    states = states_of_epoch(make(15), 2)[3]
+    assert sum(map(len, rests_of(make(15), states, ranks))) == 15 - 8
+    with pytest.raises(SnapshotError, match=f"had 15 items and has {now}, so"):
+        rests_of(make(now), states, ranks)
