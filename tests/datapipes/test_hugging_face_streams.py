@@ -19,14 +19,13 @@ from tests.datapipes.resuming import (
 )
 from tests.preloading import preloading
 
-datasets = pytest.importorskip("datasets", reason="datasets of Hugging Face is not installed")
-
 COUNT, SHARDS = 16, 4
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _workers_that_have_it() -> Iterator[None]:
-    """To import the library takes longer than the workers work."""
+    """To import the library takes longer than the workers work, and than all of this folder."""
+    pytest.importorskip("datasets", reason="datasets of Hugging Face is not installed")
     with preloading("datasets"):
         yield
 
@@ -41,12 +40,22 @@ def numbers(shards: list[int], folder: str) -> Any:
 
 
 def new_stream(folder: Path) -> Any:
+    from datasets import IterableDataset
+
     kwargs = {"shards": list(range(SHARDS)), "folder": str(folder)}
-    return datasets.IterableDataset.from_generator(numbers, gen_kwargs=kwargs)
+    return IterableDataset.from_generator(numbers, gen_kwargs=kwargs)
 
 
 def rows() -> Any:
-    return datasets.Dataset.from_dict({"number": list(range(COUNT))})
+    from datasets import Dataset
+
+    return Dataset.from_dict({"number": list(range(COUNT))})
+
+
+def two_streams(folder: Path) -> Any:
+    from datasets import interleave_datasets
+
+    return interleave_datasets([new_stream(folder).take(5), new_stream(folder).take(5)])
 
 
 def same(row: dict[str, int]) -> dict[str, int]:
@@ -76,9 +85,7 @@ OTHERS: Streams = {
         lambda batch: {"number": batch["number"]}, batched=True, batch_size=5
     ),
     "skip, take": lambda folder: new_stream(folder).skip(3).take(9),
-    "two": lambda folder: datasets.interleave_datasets(
-        [new_stream(folder).take(5), new_stream(folder).take(5)]
-    ),
+    "two": two_streams,
 }
 
 

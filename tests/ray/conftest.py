@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.ray.cluster import Nodes, some_nodes
 
-HERE = Path(__file__).parent
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests of this folder, and let Ray warn as it likes."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("ray")
-            # Ray leaves sockets and files to the garbage collector.
-            item.add_marker(pytest.mark.filterwarnings("default"))
+    item.add_marker("ray")
+    # Ray leaves sockets and files to the garbage collector.
+    item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
@@ -46,7 +46,8 @@ def zipped(source: Any, **how: Any) -> Any:
 
 def table() -> bytes:
     packed = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"a": [1, 2]}), packed)
+    # To make one of Python's lists imports pandas, in each process that collects this.
+    pyarrow.parquet.write_table(pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n2\n")), packed)
     return packed.getvalue()
 
 
