@@ -1,12 +1,15 @@
 """What all tests share: settings, no fixtures."""
 
 import compileall
+import contextlib
 import gc
+import importlib.util
 import os
 import signal
 import sys
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -75,12 +78,41 @@ preload("pytest", "hypothesis", "numpy", "tests.samples", *EAGERLY)
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the sources for the hundreds of processes that the tests start."""
     if hasattr(config, "workerinput"):
-        return  # that was done before xdist started this process
+        # The rest was done before xdist started this process.
+        if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            number = int(config.workerinput["workerid"].removeprefix("gw"))
+            _rewrite(sorted(HERE.rglob("test_*.py"))[number :: config.workerinput["workercount"]])
+        return
     # Where PYTHONDONTWRITEBYTECODE is set, each of them would compile them by itself.
     for folder in (HERE, HERE.parent / "asyncloader"):
         compileall.compile_dir(folder, quiet=2)
     # xdist hands out files in the order of the tests, not those of most tests first.
     config.option.loadscopereorder = False
+
+
+def _rewrite(files: list[Path]) -> None:
+    """Let pytest rewrite the assertions of these and keep them for all processes.
+
+    Each process collects all files: all of them would rewrite the same one at the same time.
+    """
+    for file in files:
+        # Without __import__ a module ends at its first import, once its code is kept.
+        unused = importlib.util.module_from_spec(
+            importlib.util.spec_from_file_location(file.stem, file, loader=__loader__)
+        )
+        unused.__builtins__ = {}
+        with contextlib.suppress(ImportError):
+            __loader__.exec_module(unused)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage: all that is made stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
