@@ -2,13 +2,12 @@
 
 This file is about a company of ranks that plays scenes: a scene is a function that runs on
 every rank and returns what it found there, as plain data. The processes are started once
-and play one scene after the other, since starting a rank takes seconds. A scene that does
-not end in time fails with the stacks of its threads.
+and play one scene after the other. They are forked from an interpreter that has imported
+torch, which takes seconds. A scene that does not end in time fails with the stacks of its
+threads.
 
     test ── the scene's name ──▶ stdin of each rank
     test ◀── what it found ── stdout
-
-    python -m tests.processes.ranks MODULE
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import importlib
 import inspect
 import json
 import os
-import subprocess
 import sys
 import traceback
 import warnings
@@ -29,8 +27,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.processes.scripts import ROOT
+from tests.processes.stage import ForkedProcess, start_forked
+
 LIMIT_SECONDS = 240
+#: What a rank need not import itself.
+IMPORTED = ("torch", "numpy", "uvloop", "asyncloader.datapipes.iter", "tests.samples")
 
 Scene = Callable[..., Any]
 _scenes: dict[str, Scene] = {}
@@ -53,7 +55,7 @@ class Company:
         self.folder = folder
         self._errors = folder / "errors"
         #: Those that live; the first are the ranks of the present run, in this order.
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[ForkedProcess] = []
         self._runs = 0
         self._size = 0
 
@@ -62,9 +64,7 @@ class Company:
 
     def __exit__(self, *exc_info: object) -> None:
         for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.communicate()
+            process.end()
 
     def start(self, size: int) -> None:
         """Start so many processes, so that all of them make themselves ready at once."""
@@ -97,27 +97,21 @@ class Company:
         if size != self._size:
             self._runs, self._size = self._runs + 1, size
 
-    def _end(self, process: subprocess.Popen[str]) -> None:
+    def _end(self, process: ForkedProcess) -> None:
         """Go on without a process, in another run."""
-        process.kill()
-        process.communicate()
+        process.end()
         self._processes.remove(process)
         self._size = 0
 
-    def _started(self) -> subprocess.Popen[str]:
-        with open(self._errors, "a") as errors:
-            return subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", __name__, self.module],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+    def _started(self) -> ForkedProcess:
+        call = f"{main.__module__}:{main.__name__}"
+        settings = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        with contextlib.chdir(ROOT), open(self._errors, "a") as errors:
+            return start_forked(
+                call, self.module, stderr=errors, imported=IMPORTED, environ=settings
             )
 
-    def _answer(self, rank: int, process: subprocess.Popen[str]) -> dict[str, Any]:
-        assert process.stdout is not None
+    def _answer(self, rank: int, process: ForkedProcess) -> dict[str, Any]:
         line = process.stdout.readline()
         if line:
             answer: dict[str, Any] = json.loads(line)
@@ -129,8 +123,7 @@ class Company:
         return answer
 
 
-def _tell(process: subprocess.Popen[str], command: dict[str, Any]) -> None:
-    assert process.stdin is not None
+def _tell(process: ForkedProcess, command: dict[str, Any]) -> None:
     process.stdin.write(json.dumps(command) + "\n")
     process.stdin.flush()
 
@@ -186,8 +179,3 @@ def _played(each: Scene, given: list[Any]) -> dict[str, Any]:
             return {"found": each(*given)}
     except Exception:  # noqa: BLE001 - the test that asks for it fails
         return {"failed": traceback.format_exc()}
-
-
-if __name__ == "__main__":
-    # Scenes register with the module of this name, and not with __main__.
-    importlib.import_module("tests.processes.ranks").main(sys.argv[1])
