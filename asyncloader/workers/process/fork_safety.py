@@ -180,11 +180,16 @@ _WAITING_IN = frozenset({"threading", "concurrent", "asyncio", "selectors", "que
 
 def _native_threads() -> list[str]:
     """Return of which libraries the threads are that may be in the way."""
+    waited: list[NativeThread] = []
     for _ in range(_LOOKS):
         found = list(filter(_is_harmful, native_threads()))
-        # One that is at its end shows nothing, and is gone when it is looked at again.
-        if all(each.libraries for each in found):
+        unknown = [each for each in found if not each.libraries]
+        # One that is at its end shows nothing, and is gone when it is looked at again. One that
+        # waits where it did before shows no more the next time.
+        stay = unknown == waited and not any(each.works for each in unknown)
+        if stay or not unknown:
             break
+        waited = unknown
     return sorted(", ".join(sorted(each.libraries)) or "not known" for each in found)
 
 

@@ -44,6 +44,9 @@ class NativeThread:
     libraries: frozenset[str]
     #: Whether it works at this moment.
     works: bool
+    #: Its number, and where its stack ends while it waits.
+    task: int
+    stack: int = 0
 
 
 def native_threads() -> list[NativeThread]:
@@ -68,12 +71,13 @@ def native_threads() -> list[NativeThread]:
 def _waiting(task: int, space: AddressSpace, memory: int) -> NativeThread | None:
     """Return a thread that waits, by what is on its stack; None if it works."""
     try:
-        *_, stack, counter = (system.PROC / f"self/task/{task}/syscall").read_text().split()
-        top = space.end_of_memory(int(stack, 16))
-        words = _words(memory, int(stack, 16), min(top - int(stack, 16), _MOST_BYTES))
+        *_, pointer, counter = (system.PROC / f"self/task/{task}/syscall").read_text().split()
+        stack = int(pointer, 16)
+        words = _words(memory, stack, min(space.end_of_memory(stack) - stack, _MOST_BYTES))
     except (ValueError, OSError):
         return None
-    return NativeThread(space.libraries_at((int(counter, 16), *words)), works=False)
+    found = space.libraries_at((int(counter, 16), *words))
+    return NativeThread(found, works=False, task=task, stack=stack)
 
 
 def _working(task: int, space: AddressSpace, memory: int) -> NativeThread:
@@ -87,8 +91,8 @@ def _working(task: int, space: AddressSpace, memory: int) -> NativeThread:
             size = min(end - begin, _NOTES_BYTES)
             if not path and number in os.pread(memory, size, end - size):
                 found = space.libraries_at(_words(memory, end - size, size))
-                return NativeThread(found, works=True)
-    return NativeThread(frozenset(), works=True)
+                return NativeThread(found, works=True, task=task)
+    return NativeThread(frozenset(), works=True, task=task)
 
 
 def _words(memory: int, address: int, size: int) -> tuple[int, ...]:
@@ -110,16 +114,13 @@ class AddressSpace:
         code = tuple(each[1:] for each in found if "x" in each[0])
         return cls(code, tuple(each[1:] for each in found if each[0].startswith("rw")))
 
-    def library_at(self, address: int) -> str:
-        """Return the name of the library that has code there, or nothing."""
-        at = bisect_right(self.code, (address, 1 << 64, "")) - 1
-        if at < 0 or not self.code[at][0] <= address < self.code[at][1]:
-            return ""
-        return os.path.basename(self.code[at][2])
-
     def libraries_at(self, addresses: Iterable[int]) -> frozenset[str]:
         """Return the libraries that have code there, without what all threads run."""
-        found = set(map(self.library_at, addresses))
+        # Most words of a stack are no addresses of code, and many are the same.
+        begins = [begin for begin, _, _ in self.code]
+        places = {(bisect_right(begins, each) - 1, each) for each in set(addresses)}
+        paths = {self.code[at][2] for at, each in places if at >= 0 and each < self.code[at][1]}
+        found = map(os.path.basename, paths)
         return frozenset(each for each in found if each and not each.startswith(_COMMON))
 
     def end_of_memory(self, address: int) -> int:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from asyncloader import system
+from asyncloader.workers.process import fork_safety
 from asyncloader.workers.process.fork_safety import (
     MOST_MEMORY,
     Program,
@@ -19,7 +21,7 @@ from asyncloader.workers.process.fork_safety import (
     threads_in_the_way,
     why_not_fork,
 )
-from asyncloader.workers.process.native_threads import AddressSpace
+from asyncloader.workers.process.native_threads import AddressSpace, NativeThread
 from tests.eyes import Seen, alive_after
 from tests.processes.scripts import ROOT, run_script, running_script
 from tests.processes.stage import run_forked
@@ -199,10 +201,38 @@ print(*sorted(name.split("-")[0].split(".")[0] for name in names))
     assert done.stdout.strip() in ("", "libscipy_openblas64_"), "numpy may have another library"
 
 
+WAITING = NativeThread(frozenset(), works=False, task=7, stack=4096)
+ENDING = NativeThread(frozenset(), works=True, task=8)
+
+
+@pytest.mark.parametrize(
+    ("looks", "taken", "named"),
+    [
+        ([[]], 1, []),
+        ([[WAITING], [WAITING]], 2, ["not known"]),
+        ([[WAITING], [replace(WAITING, stack=8192)], []], 3, []),
+        ([[ENDING], [ENDING], []], 3, []),
+        ([[WAITING, ENDING], [WAITING, ENDING], [WAITING], [WAITING]], 4, ["not known"]),
+    ],
+    ids=["none", "it waits", "it went on and ended", "it ends", "another ends"],
+)
+def test_a_thread_that_shows_nothing_is_looked_at_until_it_is_gone_or_waits(
+    looks: list[list[NativeThread]],
+    taken: int,
+    named: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = list(looks)
+    monkeypatch.setattr(fork_safety, "native_threads", lambda: left.pop(0))
+    assert program_now().native_threads == named
+    assert len(looks) - len(left) == taken
+
+
 def test_an_address_is_of_the_library_whose_code_it_is() -> None:
     space = AddressSpace(((10, 20, "/lib/a.so"), (30, 40, "/lib/b.so")), ((50, 60, ""),))
-    found = [space.library_at(at) for at in (9, 10, 19, 20, 35, 40)]
-    assert found == ["", "a.so", "a.so", "", "b.so", ""]
+    found = [[*space.libraries_at([at])] for at in (9, 10, 19, 20, 35, 40)]
+    assert found == [[], ["a.so"], ["a.so"], [], ["b.so"], []]
+    assert space.libraries_at(range(60)) == {"a.so", "b.so"}
     assert space.end_of_memory(55) == 60
     with pytest.raises(ValueError, match="no memory at 0x3c"):
         space.end_of_memory(60)
