@@ -49,7 +49,8 @@ LIMIT_SECONDS = 120
 #: Such packages take long to import, and some do it in each worker again.
 LIMIT_SECONDS_OF_PACKAGES = 240
 #: A block's own functions and lists need no types; what it does with pipes, loaders and Python
-#: is checked. Of torch, whose types nothing here depends on, mypy would read for a minute.
+#: is checked. Of torch, whose types nothing here depends on, mypy would read for a minute, and
+#: of the others for as long as of all the rest.
 MYPY_SETTINGS = """
 [mypy]
 check_untyped_defs = true
@@ -59,6 +60,9 @@ warn_unused_ignores = true
 follow_imports = silent
 [mypy-torch.*]
 follow_imports = skip
+[mypy-numpy.*,rich.*,markdown_it.*,pydantic.*,aiohttp.*,uvicorn.*,starlette.*,obstore.*]
+follow_imports = skip
+follow_imports_for_stubs = true
 """
 LINES_OF_README = 200
 

@@ -262,7 +262,7 @@ class IterableDataset(Dataset[T_co], Iterable[T_co], metaclass=ABCMeta): ...
 """,
 }
 
-#: Of torch, whose types nothing else here depends on, mypy would read for ten seconds.
+#: Of such libraries, whose types nothing else here depends on, mypy would read for long.
 SETTINGS = """
 [mypy]
 strict = true
@@ -271,6 +271,9 @@ mypy_path = $MYPY_CONFIG_FILE_DIR/stubs
 follow_imports = silent
 [mypy-torch.*]
 follow_imports = skip
+[mypy-numpy.*,aiohttp.*,uvicorn.*,starlette.*,obstore.*]
+follow_imports = skip
+follow_imports_for_stubs = true
 [mypy-torch,torch.utils,torch.utils.data]
 follow_imports = normal
 """
