@@ -262,7 +262,7 @@ class IterableDataset(Dataset[T_co], Iterable[T_co], metaclass=ABCMeta): ...
 """,
 }
 
-#: Of such libraries, whose types nothing else here depends on, mypy would read for long.
+#: Of torch and the others, whose types nothing else here depends on, mypy would read for long.
 SETTINGS = """
 [mypy]
 strict = true
