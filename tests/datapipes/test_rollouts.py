@@ -938,12 +938,14 @@ async def test_a_pause_may_let_calls_run_on():
 
 
 async def test_an_aborted_call_is_made_again_with_what_it_kept():
-    calls, policy = [], Version()
+    calls, policy, all_begun = [], Version(), asyncio.Event()
 
     async def generate(prompt, *, attempt, partial, version):
         calls.append((prompt, attempt, partial, version))
         if version:
             return prompt, partial
+        if len(calls) == 3:
+            all_begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -957,8 +959,7 @@ async def test_an_aborted_call_is_made_again_with_what_it_kept():
     async with DataLoader2(graph) as loader:
         items = aiter(loader)
         first = asyncio.ensure_future(anext(items))
-        await turns(50)
-        assert len(calls) == 3
+        await asyncio.wait_for(all_begun.wait(), 60)
         async with loader.paused(in_flight="abort"):
             policy.advance()
         assert await first == ("a", "begun")
@@ -969,9 +970,10 @@ async def test_an_aborted_call_is_made_again_with_what_it_kept():
 
 async def test_a_call_that_delays_a_pause_is_named(monkeypatch, caplog):
     monkeypatch.setattr(prompts, "_PAUSE_SECONDS", 0.1)
-    may_end = asyncio.Event()
+    begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def stubborn(prompt):
+        begun.set()
         while not may_end.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await may_end.wait()
@@ -980,7 +982,7 @@ async def test_a_call_that_delays_a_pause_is_named(monkeypatch, caplog):
     async with DataLoader2(IterableWrapper("ab").rollout(stubborn)) as loader:
         items = aiter(loader)
         first = asyncio.ensure_future(anext(items))
-        await turns()
+        await asyncio.wait_for(begun.wait(), 60)
         pausing = asyncio.ensure_future(loader.paused(in_flight="abort").__aenter__())
         done, _ = await asyncio.wait([pausing], timeout=0.5)
         may_end.set()
