@@ -179,7 +179,7 @@ def test_what_is_left_out_in_the_middle_cannot_be_padded() -> None:
     assert not list(refusals(middle, Purpose.PADDED))
 
 
-def test_what_is_read_again_keeps_a_graph_from_a_state_only_where_a_splitter_holds_its_sister():
+def test_only_where_chance_mixes_what_is_read_again_with_what_is_held_is_a_state_refused():
     def sisters() -> tuple[IterDataPipe[Any], IterDataPipe[Any]]:
         one, other = numbers().shuffle().fork(2)
         return one, other
@@ -195,4 +195,7 @@ def test_what_is_read_again_keeps_a_graph_from_a_state_only_where_a_splitter_hol
     one, other = sisters()
     assert not [*refusals(one.zip(of_two(other)).cycle(2), Purpose.STATE)]
     one, other = sisters()
-    assert len([*refusals(of_two(one).zip(other.cycle(2)), Purpose.STATE)]) == 1
+    assert not [*refusals(of_two(one).mux_longest(other.cycle(2)), Purpose.STATE)]
+    one, other = sisters()
+    mixed = SampleMultiplexer({of_two(one): 1, other.cycle(2): 1}, seed=1)
+    assert len([*refusals(mixed, Purpose.STATE)]) == 1
