@@ -18,7 +18,7 @@ from asyncloader.datapipes.base import DataPipe, is_iter_pipe, is_pipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.caching.memory_caching import InMemoryCacheHolder
 from asyncloader.datapipes.call import itself
-from asyncloader.datapipes.combining import SampleMultiplexer, Together
+from asyncloader.datapipes.combining import Together
 from asyncloader.datapipes.edges import drawn_above, pipes_from, read_apart
 from asyncloader.datapipes.grouping import TokenBatcher
 from asyncloader.datapipes.one_to_one import OneToOne
@@ -750,14 +750,14 @@ def _without_a_place(graph: Graph) -> Iterator[Said]:
 def _held_while_read_again(graph: Graph) -> Iterator[Said]:
     """Yield splitters that hold a branch's items of one pass while a sister begins the next.
 
-    A branch's place is one in the latest pass of all branches. Where both are read in turn, the
-    splitter goes on as it did before its sister is read again.
+    A branch's place is one in the latest pass of all branches. Where no chance decides what is read
+    next, the splitter goes on as it did before its sister is read again.
     """
     for left, again, branch, _ in branches_left_behind(graph):
         inside = graph.upstream([again])
         behind = graph.downstream(left)
         join = next(pipe for each, pipe in graph.downstream(branch).items() if each in behind)
-        if not isinstance(join, SampleMultiplexer):
+        if not draws(join):
             continue
         for holder in graph.pipes:
             if shares_passes(holder) and id(holder) in behind and id(holder) not in inside:
