@@ -231,11 +231,19 @@ class IterableWrapper(IterDataPipe[T]):
 def with_own_attributes(value: Any) -> Any:
     """Return another object with the same attributes, or this one where that cannot be.
 
-    It is made without code of its class, whose copies may leave something out.
+    It is made without code of its class, whose copies may leave something out. So is one of each of
+    torch's iterable data sets in it, such as those that a ``ChainDataset`` reads.
 
     >>> with_own_attributes([1])
     [1]
     """
+    return _with_own_attributes(value, {})
+
+
+def _with_own_attributes(value: Any, made: dict[int, Any]) -> Any:
+    """Return another object; ``made`` has those that were made, by the ids of what they are of."""
+    if id(value) in made:
+        return made[id(value)]
     cls = type(value)
     # An iterator has its place elsewhere too; and what a class closes at the end is everybody's.
     if isinstance(value, Iterator | AsyncIterator) or hasattr(cls, "__del__"):
@@ -246,11 +254,28 @@ def with_own_attributes(value: Any) -> Any:
         twin = object.__new__(cls)
     except TypeError:
         return value  # of a class that derives from one written in C
+    made[id(value)] = twin
     state = object.__getstate__(value)
     for fields in state if isinstance(state, tuple) else (state,):
         for name, field in (fields or {}).items():
-            object.__setattr__(twin, name, field)
+            object.__setattr__(twin, name, _with_own_streams(field, made))
     return twin
+
+
+def _with_own_streams(value: Any, made: dict[int, Any]) -> Any:
+    """Return other objects for torch's iterable data sets, in lists, tuples and dicts too."""
+    streams = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", ())
+    if isinstance(value, streams):
+        return _with_own_attributes(value, made)
+    kind = type(value)
+    if kind not in (list, tuple, dict):
+        return value
+    elements = value.values() if kind is dict else value
+    # It may be long, and is everybody's where it holds none.
+    if not any(issubclass(each, streams) for each in set(map(type, elements))):
+        return value
+    others = [_with_own_streams(each, made) for each in elements]
+    return dict(zip(value, others, strict=True)) if kind is dict else kind(others)
 
 
 # Outside of the class, so that the time counts as the iterable's own: see ``watch.frames``.

@@ -13,12 +13,13 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import ChainDataset, IterableDataset
 
 from asyncloader import (
     DataLoader2,
@@ -684,6 +685,27 @@ def test_what_an_iterable_data_set_notes_on_itself_is_its_workers_own():
         for epoch in (1, 2):
             assert [tuple(item) for item in loader] == [(epoch, number) for number in range(40)]
     assert data.epoch == 0
+
+
+class Named(IterableDataset):
+    """Reads the data sets that it has by name, and itself knows nothing of workers."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = dict(enumerate(parts))
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.parts.values())
+
+
+@pytest.mark.parametrize("kind", [ChainDataset, Named])
+def test_so_is_what_the_data_sets_in_it_note(kind):
+    barrier = threading.Barrier(2)
+    noted = Noted(barrier)
+    data = kind([noted, Noted(barrier), noted])
+    with DataLoader2.from_dataset(data, None, num_workers=2, workers="threads") as loader:
+        items = [tuple(item) for item in loader]
+    assert items == [(epoch, number) for epoch in (1, 1, 2) for number in range(40)]
+    assert noted.epoch == 0
 
 
 @pytest.mark.parametrize(
