@@ -8,6 +8,8 @@ know it.
 from __future__ import annotations
 
 import io
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,6 +31,7 @@ from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
     acts_for,
     attributes,
+    can,
     draws,
     goes_by_clock,
     hands_over,
@@ -689,14 +692,56 @@ def _not_for_threads(graph: Graph) -> Iterator[Said]:
                     "Pass what can be iterated again, each time from the beginning, or use one"
                     " worker",
                 )
-            fields = [] if is_pipe(value) else list(vars_of(value).items())
-            for words, each in [(name, value), *((f"{name}.{of}", it) for of, it in fields)]:
-                if isinstance(each, io.IOBase):
-                    yield (
-                        f"{words} of {stage_name(pipe)} is an open file, which several threads"
-                        " would read at a time",
-                        "open it in each worker: in worker_init_fn, or when it is first read",
-                    )
+            if _is_open_file(value):
+                yield _read_by_several(name, pipe)
+        yield from shared_files(pipe)
+
+
+def shared_files(pipe: Any) -> Iterator[Said]:
+    """Yield the open files in the attributes of what copies of a pipe share.
+
+    They may have been opened when a thread looked the first item up.
+    """
+    for _, value in attributes(pipe):
+        for words, each in [] if is_pipe(value) else _fields(value, set()):
+            if _is_open_file(each):
+                yield _read_by_several(words, pipe)
+
+
+def _fields(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of something, and of data sets in them, with their names."""
+    seen.add(id(value))
+    fields = list(vars_of(value).items())
+    # What several threads may read at a time: it has what each needs, or lets them take turns.
+    if isinstance(value, threading.local) or any(isinstance(each, _LOCKS) for _, each in fields):
+        return
+    for of, field in fields:
+        yield f"{type(value).__qualname__}.{of}", field
+        is_list = type(field) is list and len(field) <= _MOST_DATA_SETS
+        for each in field if is_list else [field]:
+            if vars_of(each) and can(each, "__getitem__") and id(each) not in seen:
+                yield from _fields(each, seen)
+
+
+_LOCKS = type(threading.Lock()), type(threading.RLock())
+#: A longer list is one of items.
+_MOST_DATA_SETS = 1000
+
+
+def _is_open_file(value: Any) -> bool:
+    """Whether something has a place in a file, which a reader moves."""
+    tarfile = sys.modules.get("tarfile")
+    if tarfile is not None and isinstance(value, tarfile.TarFile):
+        return not value.closed
+    return isinstance(value, io.IOBase) and not value.closed and value.readable()
+
+
+def _read_by_several(words: str, pipe: Any) -> Said:
+    return (
+        f"{words} of {stage_name(pipe)} is an open file, which several threads would read at a"
+        " time",
+        "keep one for each thread in a threading.local, which each opens when it reads first",
+    )
 
 
 # For a state, and for a restart ---------------------------------------------------------

@@ -29,9 +29,9 @@ class MultiThreadingReadingService(WorkersReadingService):
 
     The parameters are those of ``MultiProcessingReadingService``. Each worker has its own copy of
     the pipes. Functions, data sets and all other data are shared, and nothing is pickled: what
-    several threads cannot use at a time, such as an open file, is to be opened in each worker by
-    ``worker_init_fn``, or with ``resource=``. Items are handed over as they are, so a pipe must not
-    change an item that it has yielded.
+    several threads cannot use at a time, such as an open file, is to be opened by each: in a
+    ``threading.local``, with ``resource=``, or in ``worker_init_fn`` for a pipe of yours. Items are
+    handed over as they are, so a pipe must not change an item that it has yielded.
 
     The global random generators are the whole program's. A function that draws takes those of its
     worker, ``get_worker_info().random``, ``.torch_generator`` and ``.numpy_generator``, which are

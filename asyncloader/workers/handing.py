@@ -13,9 +13,13 @@ from typing import Any, Final, NamedTuple
 
 from asyncloader.datapipes.prefetching import bounded_weight_of
 from asyncloader.datapipes.running.naming import stage_name
+from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.graph.refusals import shared_files
+from asyncloader.graph.walk import breadth_first
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.codec import Decoder, Encoded, Encoder, Opener, never_wait, plain_size
 from asyncloader.transport.ends import End
+from asyncloader.worker_info import this_worker
 
 
 def encoder_for(
@@ -88,6 +92,17 @@ class HandingPacking:
             self._latest = _reference_to(item)
         self.plain.append(item)
         self.nbytes += bounded_weight_of(item)
+
+    def check(self) -> None:
+        """Raise ValueError if a file that other threads read too was opened for the first items."""
+        worker = this_worker()
+        if worker is None or worker.num_workers == 1:
+            return
+        for pipe in breadth_first(self._pipe):
+            # Of what is iterated each worker has its own.
+            if not isinstance(pipe, IterableWrapper):
+                for why, remedy in shared_files(pipe):
+                    raise ValueError(f"{why}; {remedy}")
 
     def finish(self) -> tuple[int, Encoded]:
         """Return the number of items and the payload, and begin the next payload."""

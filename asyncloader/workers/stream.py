@@ -116,6 +116,7 @@ class Stream:
         #: Whether the clock was looked at since the open frame's first item. The timer may send
         #: the frame at any moment; then the next item is the first of another one.
         self._is_looked_after = False
+        self._is_checked = False
         #: The message after the last item, once it is known; at most one.
         self._ending: list[StreamEnded | StreamFailed] = []
         self._due = 0.0
@@ -211,11 +212,13 @@ class Stream:
                 added += 1 + before - unlooked
                 if self._is_due():
                     self._added = added
+                    self._check_once()
                     return
                 # The timer may have sent the frame meanwhile.
                 before = unlooked = min(len(packing.plain) or 1, _UNLOOKED_ITEMS) - 1
                 words[at] = added << MORE_BITS | unlooked
                 enough = packing.nbytes + self._unlooked_bytes
+            self._check_once()
         except SystemExit:
             raise
         except Stopped:
@@ -226,6 +229,12 @@ class Stream:
             self._ending = [StreamFailed(self.epoch, self.number, packed)]
         else:
             self._ending = [StreamEnded(self.epoch, self.number)]
+
+    def _check_once(self) -> None:
+        """Let what made the items of the first frame be checked."""
+        if not self._is_checked:
+            self._is_checked = True
+            self._packing.check()
 
     def send(self) -> None:
         """Send the open frame, if it has items and there is a credit for it."""

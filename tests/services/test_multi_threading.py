@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -19,7 +20,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import ChainDataset, IterableDataset
+from torch.utils.data import ChainDataset, ConcatDataset, IterableDataset, Subset
 
 from asyncloader import (
     DataLoader2,
@@ -180,8 +181,61 @@ class WithFile:
 def test_an_open_file_that_several_threads_would_read_is_refused(tmp_path):
     (tmp_path / "lines").write_text("a\nb\nc\n")
     data = WithFile(tmp_path / "lines")
-    with data.file, pytest.raises(ValueError, match=r"\.file of .* is an open file"):
-        drain(DataLoader2.from_dataset(data, num_workers=2, workers="threads"))
+    within = ConcatDataset([Subset(data, range(3))])  # type: ignore[arg-type]  # as torch takes it
+    for each in (data, within):
+        with pytest.raises(ValueError, match=r"WithFile\.file of .* is an open file"):
+            drain(DataLoader2.from_dataset(each, num_workers=2, workers="threads"))
+    data.file.close()
+    settings: dict[str, Any] = {"num_workers": 2, "workers": "threads", "collate_fn": len}
+    with pytest.raises(ValueError, match="closed file"):
+        drain(DataLoader2.from_dataset(data, **settings))
+
+
+class OpenedLate:
+    """A data set that opens its file when it is first asked, as torch's users do in a worker."""
+
+    def __init__(self, new_file: Any, holder: Any = None, lock: Any = None) -> None:
+        self.new_file = new_file
+        self.holder = self if holder is None else holder
+        self.lock = lock
+
+    def __getitem__(self, key: int) -> int:
+        with self.lock or contextlib.nullcontext():
+            if not hasattr(self.holder, "file"):
+                self.holder.file = self.new_file()
+            self.holder.file.seek(key)
+            return int(self.holder.file.read(1)[0])
+
+    def __len__(self) -> int:
+        return 40
+
+
+@pytest.fixture
+def new_file(tmp_path):
+    """Return what opens a file of forty bytes, and close what was opened."""
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(range(40)))
+    with contextlib.ExitStack() as opened:
+        yield lambda: opened.enter_context(open(path, "rb", buffering=0))
+
+
+def test_an_open_file_that_was_opened_by_a_thread_is_refused_too(new_file):
+    data = OpenedLate(new_file)
+    loader = DataLoader2.from_dataset(data, 4, num_workers=2, workers="threads")
+    with pytest.raises(ValueError, match=r"OpenedLate\.file of .* is an open file"):
+        drain(loader)
+    one = DataLoader2.from_dataset(data, 40, num_workers=1, workers="threads")
+    assert [batch.tolist() for batch in drain(one)] == [list(range(40))]
+
+
+@pytest.mark.parametrize("ways", ["holder", "lock"])
+def test_who_reads_a_file_in_a_way_that_is_right_for_threads_may_do_so(new_file, ways):
+    data = OpenedLate(
+        new_file, **{ways: {"holder": threading.local, "lock": threading.Lock}[ways]()}
+    )
+    with DataLoader2.from_dataset(data, 4, num_workers=3, workers="threads") as loader:
+        for _ in range(2):
+            assert torch.cat(list(loader)).tolist() == list(range(40))
 
 
 # Random numbers -------------------------------------------------------------------------
