@@ -70,6 +70,8 @@ class MultiThreadingReadingService(WorkersReadingService):
 class ThisProcess(Workplace):
     """The loader's own process, where workers are threads."""
 
+    shares_data = True
+
     def __init__(self) -> None:
         self._kept: KeptFunction | None = None
 

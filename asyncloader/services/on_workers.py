@@ -292,7 +292,7 @@ class WorkersReadingService(ReadingServiceInterface, ServiceHooks, ABC):
         if graph is datapipe:
             return length
         length = len(divide(Graph(copy_graph(datapipe)), workers).root)
-        if self._pool is not None:
+        if self._pool is not None and not self._workplace.shares_data:
             # The workers' graph does not change any more, and every list() asks again.
             self._measured = (datapipe, length)
         return length

@@ -26,6 +26,9 @@ class Workplace(ABC):
     most: ClassVar[int | None] = None
     first: ClassVar[int | None] = None
 
+    #: Whether workers read the program's own data, which may grow while they run.
+    shares_data: ClassVar[bool] = False
+
     #: How long another number of workers may take to be ready, beyond the limits of each worker.
     change_seconds: float | None = None
 

@@ -714,6 +714,14 @@ def test_from_dataset_runs_in_threads_if_it_is_asked_to():
     assert [batch.tolist() for batch in drain(make())] == in_threads
 
 
+def test_data_may_grow_between_epochs():
+    data = list(range(10))
+    with DataLoader2.from_dataset(data, 4, num_workers=2, workers="threads") as loader:
+        for _ in range(2):
+            assert len(list(loader)) == len(loader) == -(-len(data) // 4)
+            data.extend(range(10, 20))
+
+
 class Noted(IterableDataset):
     """Notes on itself how far it is, and how often it was begun."""
 
