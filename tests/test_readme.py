@@ -1,6 +1,7 @@
 """README.md and the pages of docs/ keep their word.
 
-Every python block runs, what they name exists, and every link leads somewhere.
+Every python block runs, what they name exists, and every link leads somewhere. What a type
+checker says of the blocks is in tests/test_typing.py.
 """
 
 import importlib.util
@@ -48,22 +49,6 @@ IMPORTED = ("asyncloader", "torch")
 LIMIT_SECONDS = 120
 #: Such packages take long to import, and some do it in each worker again.
 LIMIT_SECONDS_OF_PACKAGES = 240
-#: A block's own functions and lists need no types; what it does with pipes, loaders and Python
-#: is checked. Of torch, whose types nothing here depends on, mypy would read for a minute, and
-#: of the others for as long as of all the rest.
-MYPY_SETTINGS = """
-[mypy]
-check_untyped_defs = true
-allow_untyped_globals = true
-warn_unused_ignores = true
-[mypy-asyncloader.*]
-follow_imports = silent
-[mypy-torch.*]
-follow_imports = skip
-[mypy-numpy.*,rich.*,markdown_it.*,pydantic.*,aiohttp.*,uvicorn.*,starlette.*,obstore.*]
-follow_imports = skip
-follow_imports_for_stubs = true
-"""
 LINES_OF_README = 200
 
 #: Of the tests; the pages name some of them, also by the beginning of their names.
@@ -184,20 +169,6 @@ def test_the_changelog_begins_with_what_is_not_released_and_the_version_there_is
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert dated[0][0] == project["version"]
     assert len(set(headings)) == len(headings)
-
-
-def test_every_python_block_is_right_for_a_type_checker(tmp_path):
-    for parameters in BLOCKS:
-        (block,) = parameters.values
-        name = re.sub(r"\W", "_", parameters.id)
-        (tmp_path / f"{name}.py").write_text(block)
-    settings = tmp_path / "mypy.ini"
-    settings.write_text(MYPY_SETTINGS)
-    mypy = [sys.executable, "-m", "mypy", "--config-file", settings, "--cache-dir", tmp_path]
-    checked = subprocess.run(
-        [*mypy, *tmp_path.glob("*.py")], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert checked.returncode == 0, checked.stdout
 
 
 def test_every_example_is_named():

@@ -1,11 +1,16 @@
-"""What a type checker knows of a user's script."""
+"""What a type checker knows of a user's script, and of those in the pages."""
 
 import inspect
+import os
+import re
 import subprocess
 import sys
 
+import pytest
+
 from asyncloader import DataLoader2
 from asyncloader.loader.collated import CollatingOptions
+from tests.test_readme import BLOCKS, ROOT
 
 SCRIPT = """
 from pathlib import Path
@@ -242,13 +247,14 @@ unsure: Of[dict[str, Any]] = Of({"a": 1})
 assert_type(of(unsure, 4), DataLoader2[Any])
 """
 
-#: What that script needs of torch.
+#: What that script needs of torch; what the pages use besides is of any type.
 TORCH = {
     "torch/__init__.pyi": """
 from typing import Any
 class Tensor:
     def __array__(self, dtype: Any = None) -> Any: ...
 def ones(size: int) -> Tensor: ...
+def __getattr__(name: str) -> Any: ...
 """,
     "torch/utils/__init__.pyi": "",
     "torch/utils/data/__init__.pyi": """
@@ -259,19 +265,41 @@ T_co = TypeVar("T_co", covariant=True)
 class Dataset(Generic[T_co]):
     def __getitem__(self, index: Any) -> T_co: ...
 class IterableDataset(Dataset[T_co], Iterable[T_co], metaclass=ABCMeta): ...
+def __getattr__(name: str) -> Any: ...
 """,
 }
 
-#: Of torch and the others, whose types nothing else here depends on, mypy would read for long.
+SCRIPTS = {"graphs.py": SCRIPT, "data_sets.py": DATA_SETS}
+PAGES = {re.sub(r"\W", "_", str(each.id)) + ".py": str(each.values[0]) for each in BLOCKS}
+
+#: The scripts are checked strictly. A block's own functions and lists need no types; what it does
+#: with pipes, loaders and Python is checked. Of torch, whose types nothing here depends on, mypy
+#: would read for a minute, and of the others for as long as of all the rest.
 SETTINGS = """
 [mypy]
-strict = true
+check_untyped_defs = true
+allow_untyped_globals = true
+warn_redundant_casts = true
+warn_unused_ignores = true
 mypy_path = $MYPY_CONFIG_FILE_DIR/stubs
+[mypy-graphs,data_sets]
+allow_untyped_globals = false
+disallow_any_generics = true
+disallow_incomplete_defs = true
+disallow_subclassing_any = true
+disallow_untyped_calls = true
+disallow_untyped_decorators = true
+disallow_untyped_defs = true
+extra_checks = true
+implicit_reexport = false
+strict_equality = true
+warn_return_any = true
 [mypy-asyncloader.*]
 follow_imports = silent
 [mypy-torch.*]
 follow_imports = skip
-[mypy-numpy.*,aiohttp.*,uvicorn.*,starlette.*,obstore.*]
+ignore_missing_imports = true
+[mypy-numpy.*,rich.*,markdown_it.*,pydantic.*,aiohttp.*,uvicorn.*,starlette.*,obstore.*]
 follow_imports = skip
 follow_imports_for_stubs = true
 [mypy-torch,torch.utils,torch.utils.data]
@@ -279,17 +307,32 @@ follow_imports = normal
 """
 
 
-def test_items_are_typed_from_the_source_to_the_loop(tmp_path):
-    scripts = {"graphs.py": SCRIPT, "data_sets.py": DATA_SETS}
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory):
+    """The lines of errors in the scripts and the pages; most of the time goes to the package."""
+    folder = tmp_path_factory.mktemp("typing")
     stubs = {f"stubs/{name}": stub for name, stub in TORCH.items()}
-    for name, text in {"mypy.ini": SETTINGS, **scripts, **stubs}.items():
-        file = tmp_path / name
+    for name, text in {"mypy.ini": SETTINGS, **SCRIPTS, **PAGES, **stubs}.items():
+        file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    settings = ["--config-file", tmp_path / "mypy.ini", "--cache-dir", tmp_path]
-    mypy = [sys.executable, "-m", "mypy", *settings, *(tmp_path / name for name in scripts)]
-    checked = subprocess.run(mypy, capture_output=True, text=True, timeout=120)
-    assert checked.returncode == 0, checked.stdout
+    settings = ["--config-file", "mypy.ini", "--cache-dir", folder, "--no-error-summary"]
+    mypy = [sys.executable, "-m", "mypy", *settings, *SCRIPTS, *PAGES]
+    package = os.environ | {"MYPYPATH": str(ROOT)}
+    checked = subprocess.run(
+        mypy, cwd=folder, env=package, capture_output=True, text=True, timeout=200
+    )
+    lines = checked.stdout.splitlines()
+    assert checked.returncode == bool(lines), checked.stderr
+    return lines
+
+
+def test_items_are_typed_from_the_source_to_the_loop(errors):
+    assert [line for line in errors if line.startswith(tuple(SCRIPTS))] == []
+
+
+def test_every_python_block_is_right_for_a_type_checker(errors):
+    assert [line for line in errors if not line.startswith(tuple(SCRIPTS))] == []
 
 
 def test_from_dataset_takes_all_its_options_without_collate_fn() -> None:
