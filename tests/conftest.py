@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 # How long an example takes says more about the machine than about the code. A run is of the
 # same examples each time; `--hypothesis-profile explore` looks for others.
-settings.register_profile("asyncloader", deadline=None, derandomize=True)
+settings.register_profile("asyncloader", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("asyncloader")
 
@@ -144,11 +144,12 @@ OTHERS = 3
 
 def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
     """Return the cases of sweeps that are not run now; and the soaks, without ``more``."""
-    soaks = (item for item in items if not more and item.get_closest_marker("soak"))
-    left = dict.fromkeys(soaks)
+    soaks = [item for item in items if item.get_closest_marker("soak")]
+    left = dict.fromkeys([] if more else soaks)
     sweeps = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sweep"):
+        # A case of a sweep that is a soak is one that always runs where soaks do.
+        if item.get_closest_marker("sweep") and not item.get_closest_marker("soak"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
     for cases in sweeps.values():
         # Every forty-eighth would always have the same value of a parameter that has two or three,

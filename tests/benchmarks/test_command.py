@@ -88,6 +88,7 @@ def test_an_earlier_version_stands_beside_each_case_of_ours():
     assert "earlier limit" not in said
 
 
+@pytest.mark.soak
 def test_what_recording_costs_is_printed():
     command = [sys.executable, "-m", "tests.benchmarks.recorded"]
     quick = os.environ | {QUICK: "1"}
@@ -97,6 +98,7 @@ def test_what_recording_costs_is_printed():
     assert "10,000 in 2 workers" in done.stdout
 
 
+@pytest.mark.soak
 def test_what_a_rollout_costs_beside_its_calls_is_printed():
     command = [sys.executable, "-m", "tests.benchmarks.rollouts"]
     quick = os.environ | {QUICK: "1"}

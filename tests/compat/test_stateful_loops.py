@@ -243,6 +243,7 @@ class CountingSampler(Sampler[int]):
         self.position = state["position"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sampler", [RandomSampler(PROMPTS), CountingSampler()])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_thread_takes_the_next_batch_while_the_state_before_it_is_kept(
@@ -310,6 +311,7 @@ def microbatches(loader: OfOneRank) -> Iterator[list[int]]:
         yield batch.tolist()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("pickles", [False, True], ids=["as it is", "pickled"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_in_a_distributed_checkpoint_resumes_between_two_steps(

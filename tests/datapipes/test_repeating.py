@@ -233,6 +233,7 @@ def test_all_rounds_after_the_one_that_went_on_are_whole(name: str) -> None:
     assert_goes_on(lambda: ROUNDS[name]().cycle(3))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ROUNDS)
 def test_all_rounds_after_the_one_that_went_on_twice_are_whole(name: str) -> None:
     assert_goes_on_twice(lambda: ROUNDS[name]().cycle(2))

@@ -142,6 +142,7 @@ every_batch = pytest.mark.parametrize("batches", BATCHES.values(), ids=BATCHES)
 every_source = pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 
 
+@pytest.mark.sweep
 @every_batch
 @every_source
 @settings(max_examples=20)
@@ -155,6 +156,7 @@ def test_a_share_is_every_nth_item(source: Any, batches: Any, items: int, count:
         assert latest_pass(pipe).yielded == len(everything[instance::count])
 
 
+@pytest.mark.sweep
 @every_batch
 @every_source
 def test_a_share_goes_on_from_everywhere(source: Any, batches: Any) -> None:

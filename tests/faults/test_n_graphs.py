@@ -192,6 +192,6 @@ def test_what_was_dealt_to_a_splitter_behind_a_splitter_goes_on(make, workers):
     with loader() as undisturbed:
         epochs = [list(iter(undisturbed)) for _ in range(3)]
     states = states_at_every_step(loader())
-    for step in range(0, len(states), 3):
+    for step in range(0, len(states), 7):
         with loader(states[step]) as resumed:
             check_rest(epochs, step, [list(iter(resumed)) for _ in range(2)])

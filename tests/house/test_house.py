@@ -140,17 +140,20 @@ def test_the_way_of_an_item_has_functions_and_files_and_jumps(ways: Ways, side: 
     assert way.jumps > 1
 
 
+@pytest.mark.soak
 def test_a_worker_pulls_an_item_out_of_the_graph_and_sends_it(ways: Ways) -> None:
     folders = {file.partition("/")[0] for file in ways.worker.files}
     assert {"datapipes", "transport", "workers"} <= folders
     assert "loader" not in folders
 
 
+@pytest.mark.soak
 def test_a_loader_takes_an_item_from_a_channel_and_gives_it_to_the_loop(ways: Ways) -> None:
     for way in (ways.loader, ways.async_loader):
         assert {"transport", "loader"} <= {file.partition("/")[0] for file in way.files}
 
 
+@pytest.mark.soak
 def test_an_epoch_of_tiny_items_takes_calls_on_both_sides(ways: Ways) -> None:
     # A worker makes every second of the items.
     assert ways.epoch_in_worker > 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import queue
@@ -76,11 +77,17 @@ class Known:
         return zip(before, sorted(some_steps(len(self.states))), strict=False)
 
 
+@functools.cache
+def known_of(name: str) -> Known:
+    """Return what is known of a run, which no test changes."""
+    return Known(name)
+
+
 @pytest.mark.parametrize("name", RUN)
 def test_a_state_that_is_loaded_in_the_midst_of_an_epoch_is_where_the_next_for_begins(
     name: str,
 ) -> None:
-    known, (make, service) = Known(name), RUN[name]
+    known, (make, service) = known_of(name), RUN[name]
     with leaves_nothing(), loader_from(make(), service()) as loader:
         for before, step in known.moments():
             items = iter(loader)
@@ -95,7 +102,7 @@ def test_a_state_that_is_loaded_in_the_midst_of_an_epoch_is_where_the_next_for_b
 async def test_a_state_that_is_loaded_in_an_async_for_is_where_the_next_one_begins(
     name: str,
 ) -> None:
-    known, (make, service) = await asyncio.to_thread(Known, name), RUN[name]
+    known, (make, service) = await asyncio.to_thread(known_of, name), RUN[name]
     async with loader_from(make(), service()) as loader:
         for before, step in known.moments():
             items = aiter(loader)
@@ -134,7 +141,7 @@ def test_the_iterator_that_ran_ends_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", RUN)
 def test_an_iterator_of_which_nothing_was_asked_begins_with_the_state(name: str) -> None:
-    known, (make, service) = Known(name), RUN[name]
+    known, (make, service) = known_of(name), RUN[name]
     with leaves_nothing(), loader_from(make(), service()) as loader:
         list(islice(loader, 2))
         items = iter(loader)

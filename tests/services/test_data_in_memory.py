@@ -61,7 +61,7 @@ def test_each_worker_changes_its_own_copy_of_the_data(method: str | None) -> Non
     settings: dict[str, Any] = {"batch_size": None, "multiprocessing_context": method}
     with DataLoader2.from_dataset(range(2), num_workers=1, **settings) as first:
         assert len(list(first)) == 2  # what is started for the first loader stays
-    with leaves_nothing(), DataLoader2.from_dataset(data, num_workers=3, **settings) as loader:
+    with leaves_nothing(), DataLoader2.from_dataset(data, num_workers=2, **settings) as loader:
         for _ in range(2):
             numbers, differences, _ = zip(*loader, strict=True)
             assert list(numbers) == list(range(N))

@@ -32,7 +32,11 @@ def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
         yield company
 
 
-@pytest.fixture(scope="module", params=(2, 3), ids="{} ranks".format)
+#: The scenes are played by three ranks where soaks are run.
+THREE = pytest.param(3, marks=pytest.mark.soak)
+
+
+@pytest.fixture(scope="module", params=(2, THREE), ids="{} ranks".format)
 def play(company: Company, request: pytest.FixtureRequest) -> Play:
     """Play a scene on two ranks, and on three."""
 

@@ -63,9 +63,20 @@ def check_endings(kind: str, workers: int, size: int, names: list[str], limit: f
             assert lines[-1].endswith(last) if last else not lines, (name, text)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_run_whose_loader_was_not_closed_ends_with_0_and_prints_nothing(workers):
-    names = ["local_then_destroyed", "global_then_destroyed", "in_a_daemon_thread"]
+@pytest.mark.parametrize(
+    ("workers", "names"),
+    [
+        (0, ["global_then_destroyed"]),
+        pytest.param(0, ["local_then_destroyed", "in_a_daemon_thread"], marks=pytest.mark.soak),
+        pytest.param(
+            1,
+            ["local_then_destroyed", "global_then_destroyed", "in_a_daemon_thread"],
+            marks=pytest.mark.soak,
+        ),
+    ],
+    ids=["one", "others", "in a worker"],
+)
+def test_a_run_whose_loader_was_not_closed_ends_with_0_and_prints_nothing(workers, names):
     check_endings("plain", workers, 2, names)
 
 
