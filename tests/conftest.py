@@ -148,15 +148,17 @@ def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
     left = dict.fromkeys([] if more else soaks)
     sweeps = defaultdict(list)
     for item in items:
-        # A case of a sweep that is a soak is one that always runs where soaks do.
-        if item.get_closest_marker("sweep") and not item.get_closest_marker("soak"):
-            sweeps[item.nodeid.partition("[")[0]].append(item)
-    for cases in sweeps.values():
+        if item.get_closest_marker("sweep"):
+            # Of what is a soak, too, none is run as a rule.
+            is_soak = item.get_closest_marker("soak") is not None
+            sweeps[item.nodeid.partition("[")[0], is_soak].append(item)
+    for (_, is_soak), cases in sweeps.items():
         # Every forty-eighth would always have the same value of a parameter that has two or three,
         # and those of the least checksums end alike.
         cases.sort(key=lambda item: hashlib.sha256(item.name.encode()).digest())
         count = -(-len(cases) // ONE_IN)
-        run = slice(count, count + OTHERS * count) if more else slice(count)
+        first = 0 if is_soak else count
+        run = slice(first, first + OTHERS * count) if more else slice(first)
         del cases[run]
         left |= dict.fromkeys(cases)
     return left

@@ -88,6 +88,7 @@ LAUNCHERS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_and_prints(name, tmp_path):

@@ -25,6 +25,7 @@ def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
         yield company
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("number", range(len(KEPT)))
 def test_states_of_ranks_that_are_kept_resume(company: Company, number: int) -> None:

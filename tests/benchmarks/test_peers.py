@@ -18,6 +18,7 @@ def total_of_an_epoch(open_, job):
     return sum(sum(item) if job.batch_size else item for item in loader)
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("job", [JOB, SINGLE], ids=["batches", "single"])
 @pytest.mark.parametrize(

@@ -311,6 +311,7 @@ def microbatches(loader: OfOneRank) -> Iterator[list[int]]:
         yield batch.tolist()
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("pickles", [False, True], ids=["as it is", "pickled"])
 @pytest.mark.parametrize("workers", [0, 2])

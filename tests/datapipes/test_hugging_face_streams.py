@@ -89,6 +89,7 @@ OTHERS: Streams = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("make", [*EXACT.values(), *OTHERS.values()], ids=[*EXACT, *OTHERS])
 def test_a_stream_resumes_at_any_row(make: Callable[[Path], Any], tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ def number_of(row: dict[str, Any]) -> int:
     return int(row["number"])
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("make", EXACT.values(), ids=EXACT)
 def test_workers_take_its_shards_and_resume_them(

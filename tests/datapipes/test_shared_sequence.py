@@ -239,6 +239,7 @@ def inode_of(shared: SharedSequence[Any]) -> int:
         os.close(fd)
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_read_the_very_memory(method):

@@ -84,6 +84,7 @@ def many_epochs_by_for(graph: str, count: int) -> None:
         assert rss_mib() - size < 8
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("graph", ["in-process", "workers"])
 @pytest.mark.parametrize("scene", [many_epochs, many_epochs_by_for])

@@ -223,6 +223,7 @@ COMPOSED: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("composed", COMPOSED)
 @pytest.mark.parametrize("workers", [0, 3])
@@ -298,6 +299,7 @@ BEHIND_A_DISPATCHER: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("behind", BEHIND_A_DISPATCHER)
 @pytest.mark.parametrize("workers", [2, 3])

@@ -72,6 +72,7 @@ def run(folder: Path, how: str, item: str) -> tuple[bool, float]:
     return has_torch == "True", float(gap) / float(import_seconds)
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("how", "item"),
@@ -93,6 +94,7 @@ def test_n11_the_loop_goes_on_while_torch_is_imported_for_the_first_tensor(how, 
     assert min(gaps) < 0.25
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("how", ["by_workers", "by_feed"])
 def test_n11_without_tensors_torch_is_not_imported_though_workers_have_it(how, tmp_path):

@@ -52,6 +52,7 @@ async def _read(pipe: Any, form: str) -> list[Any]:
     return list(pipe) if form == "sync" else [item async for item in pipe]
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["prefetch", "async_map"])
 def test_a_dispatcher_that_dies_as_an_epoch_begins_empties_no_epoch(name, caplog):

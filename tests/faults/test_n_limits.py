@@ -109,6 +109,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @needs_root
 @needs_prctl

@@ -76,6 +76,7 @@ def untuned(**settings: Any) -> Untuned:
     return Untuned("auto", max_workers=3, **settings)
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("ahead", [0, 10])
 @pytest.mark.parametrize("name", FITTING)
@@ -180,6 +181,7 @@ def acknowledged_states(name: str, ahead: int) -> dict[int, Any]:
     return states
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("ahead", [0, 10])
 @pytest.mark.parametrize("name", FITTING)

@@ -195,6 +195,7 @@ async def test_a_break_leaves_no_half_of_an_entry(kitchen):
     assert all(path.read_text().startswith("first half, ") for path in kitchen.folder.iterdir())
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @repeats
 @pytest.mark.parametrize("method", METHODS)

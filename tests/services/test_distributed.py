@@ -65,6 +65,7 @@ def test_ranks_divide_one_order_among_them(play):
         assert length == COUNT // size
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 def test_workers_divide_the_share_of_their_rank(play):
     check_shares_of_two_workers(play("shares_of_a_seed", 5, 2))
@@ -175,6 +176,7 @@ def test_ranks_go_on_together_where_their_states_were_taken(play):
         assert following == second
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("workers", [0, 1])
 def test_each_rank_goes_on_with_what_it_has_not_settled_of_its_own_share(play, workers):
@@ -271,6 +273,7 @@ def test_a_rank_that_is_set_back_alone_is_named(company):
         assert "RankError" in error
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize(("saved", "loaded"), [((2, 1), (3, 0)), ((3, 0), (2, 1))], ids=str)
 def test_a_checkpoint_of_some_ranks_is_gone_on_with_on_others(company, tmp_path, saved, loaded):
