@@ -21,16 +21,12 @@ import asyncloader.datapipes.iter as it
 from asyncloader import DataLoader2, MultiProcessingReadingService, RayReadingService
 from asyncloader.workers.actors.cluster import Room, room_for
 from tests.ray.auto import Untuned, change
+from tests.ray.called import asleep
 from tests.ray.cluster import CPUS, NODES, Nodes, no_actors
 
 pytestmark = pytest.mark.usefixtures("nodes")
 
 SECONDS = 60
-
-
-def asleep(number: int) -> int:
-    time.sleep(0.01)
-    return number
 
 
 def graph(count: int) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +26,14 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import PipelineError, WorkerDied, WorkerStartupError
+from tests.ray.called import (
+    as_it_is,
+    exits,
+    fails_at_seven,
+    fails_strangely,
+    sleeps,
+    unpicklable,
+)
 from tests.ray.cluster import no_actors
 from tests.ray.standing_actors import standing_actors
 from tests.samples import is_odd, remainder, twice
@@ -54,10 +61,6 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 }
 
 
-def as_it_is(item: Any, device: Any) -> Any:
-    return item
-
-
 def epochs(graph: Any, service: Any, count: int = 2) -> list[list[Any]]:
     loader: DataLoader2[Any] = DataLoader2(graph, reading_service=service)
     with loader:
@@ -65,9 +68,11 @@ def epochs(graph: Any, service: Any, count: int = 2) -> list[list[Any]]:
         return [list(loader) for _ in range(count)]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
-def test_actors_yield_what_as_many_processes_yield(graph, workers):
+@pytest.mark.parametrize(
+    ("name", "workers"), [*((name, 2) for name in GRAPHS), ("batches", 1), ("dispatched", 3)]
+)
+def test_actors_yield_what_as_many_processes_yield(name, workers):
+    graph = GRAPHS[name]
     expected = epochs(graph(), MultiProcessingReadingService(workers))
     assert epochs(graph(), RayReadingService(workers)) == expected
     no_actors()
@@ -86,12 +91,6 @@ def test_tensors_come_whole_and_may_be_written():
             assert float(item[-1]) == number + 1
 
 
-def fails_at_seven(number: int) -> int:
-    if number == 7:
-        raise ValueError("seven", number)
-    return number
-
-
 def test_a_users_error_comes_in_its_place_and_names_the_node():
     graph = numbers(20).sharding_filter().map(fails_at_seven)
     with DataLoader2(graph, reading_service=RayReadingService(2)) as loader:
@@ -106,10 +105,6 @@ def test_a_users_error_comes_in_its_place_and_names_the_node():
             list(loader)
 
 
-def unpicklable(number: int) -> Any:
-    return threading.Lock() if number == 3 else number
-
-
 def test_an_item_that_cannot_be_sent_is_an_error_that_names_its_pipe():
     graph = numbers(8).sharding_filter().map(unpicklable)
     with DataLoader2(graph, reading_service=RayReadingService(2)) as loader:
@@ -120,27 +115,12 @@ def test_an_item_that_cannot_be_sent_is_an_error_that_names_its_pipe():
         assert taken == [0, 1, 2] or taken == [0, 1]
 
 
-class Strange(Exception):
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__("strange")
-
-
-def fails_strangely(number: int) -> int:
-    raise Strange(1, 2)
-
-
 def test_an_error_that_cannot_travel_is_told():
     graph = numbers(8).sharding_filter().map(fails_strangely)
     loader: DataLoader2[Any] = DataLoader2(graph, reading_service=RayReadingService(1))
     with loader, pytest.raises(PipelineError, match="Strange") as caught:
         list(loader)
     assert "in worker 0 of 1 on node " in "".join(caught.value.__notes__)
-
-
-def exits(number: int) -> int:
-    if number == 3:
-        os._exit(3)
-    return number
 
 
 def test_a_worker_that_exits_is_dead_and_is_told_in_a_second():
@@ -155,11 +135,6 @@ async def test_async_iteration_yields_the_same_items():
     graph = numbers().sharding_filter().map(str)
     async with DataLoader2(graph, reading_service=RayReadingService(2)) as loader:
         assert [item async for item in loader] == list(map(str, range(60)))
-
-
-def sleeps(number: int) -> int:
-    time.sleep(60)
-    return number
 
 
 def test_closing_takes_no_longer_than_three_seconds_while_actors_are_in_a_long_call():

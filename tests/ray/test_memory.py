@@ -17,6 +17,7 @@ import ray
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, RayReadingService
+from tests.ray.called import distinct
 from tests.ray.cluster import NODES, no_actors
 
 MIB = 1 << 20
@@ -66,10 +67,6 @@ def spilled() -> list[str]:
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     folders = session.glob("ray_spilled_objects*")
     return [str(file) for folder in folders for file in folder.iterdir()]
-
-
-def distinct(number: int) -> bytes:
-    return bytes([number]) * MIB
 
 
 @pytest.mark.usefixtures("nodes")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import asyncloader.datapipes.iter as it
 from asyncloader import DataLoader2, RayReadingService
 from asyncloader.errors import WorkerTimeout
+from tests.ray.called import is_stuck_here, late, texts
 from tests.ray.cluster import NODES, Nodes, no_actors
 
 MIB = 1 << 20
@@ -62,29 +62,14 @@ def test_by_default_actors_take_a_cpu_each_and_are_spread_and_told_by_their_node
     no_actors()
 
 
-def late(number: int) -> int:
-    if number % 2 == 0:
-        time.sleep(0.2)
-    return number
-
-
-def begins_at(pipe: Any, info: Any) -> Any:
-    return pipe.map(str)
-
-
 @pytest.mark.usefixtures("nodes")
 def test_functions_and_the_order_that_is_asked_for_are_those_of_processes():
-    service = RayReadingService(2, worker_init_fn=begins_at, in_order=False)
+    service = RayReadingService(2, worker_init_fn=texts, in_order=False)
     with DataLoader2(numbers(10).map(late), reading_service=service) as loader:
         items = list(loader)
     assert sorted(items) == [str(number) for number in range(10)]
     assert items[:3] == ["1", "3", "5"]
     no_actors()
-
-
-def is_stuck_here(number: int) -> int:
-    time.sleep(600)
-    return number
 
 
 @pytest.mark.usefixtures("nodes")

@@ -12,16 +12,13 @@ from asyncloader import RayReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.browser import SECONDS, WITHOUT_CHROMIUM, browsing, save
 from tests.loader.page.viewing import training
+from tests.ray.called import decode
 from tests.ray.cluster import NODES, Nodes, live_actors, no_actors
 
 pytestmark = WITHOUT_CHROMIUM
 
 TOLD = "[...document.querySelectorAll('tr.node')].map((row) => row.textContent)"
 ROWS = "[...document.querySelectorAll('tbody tr')].map((row) => row.firstChild.textContent)"
-
-
-def decode(number: int) -> int:
-    return sum(range(20_000 + number % 2))
 
 
 async def test_a_person_sees_what_each_node_does_and_that_a_lost_one_is_replaced(nodes: Nodes):
