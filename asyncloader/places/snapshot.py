@@ -21,6 +21,7 @@ from operator import is_
 from typing import Annotated, Any
 
 from asyncloader.datapipes.running.cursor_forms import (
+    ARRAY_KINDS,
     COUNT,
     SEED,
     Count,
@@ -28,6 +29,8 @@ from asyncloader.datapipes.running.cursor_forms import (
     anything,
     bytes_or_none,
     check_form,
+    is_array,
+    is_tensor,
     list_of,
     or_none,
     refuse,
@@ -437,14 +440,11 @@ def _array(dtype: str, shape: list[int], data: bytes) -> Any:
     import numpy
 
     kind = numpy.dtype(dtype)
-    if kind.kind not in _ARRAYS:
+    if kind.kind not in ARRAY_KINDS:
         raise ValueError(f"{dtype!r} is not a dtype of numbers or texts")
     # A copy, which may be written to.
     return numpy.frombuffer(data, dtype=kind).reshape(shape).copy()
 
-
-#: The kinds of NumPy's arrays that hold no objects.
-_ARRAYS = "biufcSUMm"
 
 MAX_DEPTH = 32
 MAX_ELEMENTS = 10_000_000
@@ -477,21 +477,6 @@ def _check_plain(value: Any, name: str, depth: int, left: int) -> int:
     for element in _elements(value):
         left = _check_plain(element, name, depth - 1, left)
     return left
-
-
-def is_tensor(value: object) -> bool:
-    """Whether something is a tensor of numbers; nobody has one without having imported torch."""
-    torch: Any = sys.modules.get("torch")
-    # Another thread may be in the middle of importing it.
-    is_one = torch is not None and type(value) is getattr(torch, "Tensor", None)
-    return is_one and not getattr(value, "is_quantized")  # noqa: B009 - it has one
-
-
-def is_array(value: object) -> bool:
-    """Whether something is an array of NumPy's that holds no objects."""
-    numpy = sys.modules.get("numpy")
-    is_one = numpy is not None and type(value) is getattr(numpy, "ndarray", None)
-    return is_one and getattr(value, "dtype").kind in _ARRAYS  # noqa: B009 - it has one
 
 
 def _remedy(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from random import Random
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
 from asyncloader import DataLoader2, Edge, MultiProcessingReadingService, Pipe, State
 from asyncloader.datapipes.iter import IterableWrapper
@@ -239,6 +241,42 @@ def test_what_a_state_holds_is_not_changed_later():
     assert rest_of(lambda: Totals(IterableWrapper(WORDS)), state) == rest
 
 
+class InPlace(Pipe[Any]):
+    """Change what the state holds in place, and yield what it is now."""
+
+    class State(State):
+        tensor: torch.Tensor = torch.zeros(2)
+        array: numpy.ndarray = numpy.zeros(2)
+        by_remainder: tuple[list[int], ...] = ([], [])
+        pairs: list[tuple[str, list[int]]] = [("even", []), ("odd", [])]  # noqa: RUF012 - as users write it
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def run(self, source: Edge[int], state: Any) -> Iterator[Any]:
+        for item in source:
+            state.tensor += item
+            state.array[item % 2] += item
+            state.by_remainder[item % 2].append(item)
+            state.pairs[item % 2][1].append(item)
+            yield repr((state.tensor, state.array, state.by_remainder, state.pairs))
+
+
+def test_what_is_changed_in_place_is_that_of_its_state_and_of_its_epoch():
+    def loader() -> DataLoader2[Any]:
+        return DataLoader2(InPlace(IterableWrapper(range(12))))
+
+    with loader() as first:
+        whole = list(first)
+        states = [first.state_dict(include_datapipe=False) for _ in first]
+        assert list(first) == whole
+    # The first state twice: what resumed from it has not changed it.
+    for count, state in [*enumerate(states, 1), (1, states[0])]:
+        with loader() as again:
+            again.load_state_dict(state)
+            assert list(again) == whole[count:]
+
+
 def test_a_state_that_was_saved_is_taken_whatever_its_annotations_say():
     class Averages(Dedupe):
         class State(State):
@@ -346,11 +384,11 @@ def _now(self: Any, source: Any, state: Any) -> Iterator[int]:
     yield 1
 
 
-def test_a_field_that_begins_as_a_set_is_refused():
-    with pytest.raises(
-        TypeError, match=r"a field of Mine .* save a list in the place of a set.*field seen"
-    ):
-        type("Mine", (State,), {"__annotations__": {"seen": set}, "seen": set()})
+@pytest.mark.parametrize("default", [set(), deque(), Random(1), numpy.float64(1)])
+def test_a_field_that_begins_with_what_cannot_be_saved_is_refused(default):
+    words = rf"'seen' of Mine begins with a {type(default).__name__}, .* save numbers, texts"
+    with pytest.raises(TypeError, match=words):
+        type("Mine", (State,), {"__annotations__": {"seen": Any}, "seen": default})
 
 
 def test_a_field_with_the_name_of_a_method_is_refused():

@@ -25,6 +25,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from itertools import chain
@@ -39,12 +40,16 @@ from typing import (
     get_origin,
 )
 
+from asyncloader.arguments import kind_name
 from asyncloader.datapipes.running.cursors import Cursor, Cursors
 from asyncloader.datapipes.running.traits import has_own_state, is_of_package, setting
 from asyncloader.errors import SnapshotError
 
 #: More items than any loader yields: ten million a second for most of a year.
 MOST = 2**48
+
+#: The kinds of NumPy's arrays that hold no objects.
+ARRAY_KINDS = "biufcSUMm"
 
 #: How many numbers a cursor may describe by ranges.
 MOST_HELD = 10_000_000
@@ -243,19 +248,19 @@ class Fields:
     """
 
     def __init_subclass__(cls) -> None:
-        for name, default in list(vars(cls).items()):
-            # A list or a dict as a default is one for each object.
-            if type(default) in (list, dict) and not name.startswith("__"):
-                setattr(cls, name, field(default_factory=functools.partial(_copied, default)))
-        try:
-            dataclass(kw_only=True, eq=False)(cls)
-        except ValueError as error:
-            # Of a set, or an array. Its own advice does not help here.
-            raise TypeError(
-                f"a field of {cls.__qualname__} may begin with a number, a text, a list, a dict or"
-                " None: save a list in the place of a set, and begin with None in the place of an"
-                f" array ({error})"
-            ) from None
+        for name in inspect.get_annotations(cls):
+            default = vars(cls).get(name)
+            if type(default) in _CONTAINERS or is_tensor(default) or is_array(default):
+                # What can be changed is one for each object.
+                setattr(cls, name, field(default_factory=functools.partial(copied, default)))
+            elif name[0] != "_" and type(default) not in _UNCHANGING and not _is_field(default):
+                raise TypeError(
+                    f"{name!r} of {cls.__qualname__} begins with a {kind_name(default)}, which"
+                    " cannot be saved: save numbers, texts, lists, tuples, dicts, tensors or"
+                    " arrays, such as a list in the place of a set, or a generator's state in the"
+                    " place of a generator"
+                )
+        dataclass(kw_only=True, eq=False)(cls)
         for each in dataclasses.fields(cls):  # type: ignore[arg-type]  # now it is one
             if hasattr(Fields, each.name):
                 raise TypeError(
@@ -266,12 +271,7 @@ class Fields:
     @classmethod
     def loaded(cls, cursor: Cursor) -> Self:
         """Return the state that was saved as this."""
-        return cls(
-            **{
-                name: _copied(each) if type(each) in _CONTAINERS else each
-                for name, each in cursor.items()
-            }
-        )
+        return cls(**{name: copied(each) for name, each in cursor.items()})
 
     def load(self, cursor: Cursor) -> None:
         """Become the state that was saved as this; what is not saved stays."""
@@ -352,28 +352,55 @@ class Fields:
                 f" _{undeclared[0]} if it need not be saved"
             )
         return {
-            name: _copied(each)
+            name: copied(each)
             for name, each in vars(self).items()
             if name[0] != "_" and (each is not None or name in self._not_none_at_first())
         }
 
 
-_CONTAINERS = frozenset({list, dict})
+_CONTAINERS = frozenset({list, tuple, dict})
+_UNCHANGING = frozenset({NoneType, bool, int, float, str, bytes})
 
 
-def _copied(value: Any) -> Any:
-    """Return plain data that later changes of lists and dicts in these leave as it is."""
-    if type(value) is list:
+def _is_field(default: Any) -> bool:
+    return isinstance(default, dataclasses.Field)
+
+
+def copied(value: Any) -> Any:
+    """Return plain data that later changes of what is in these leave as it is."""
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return value
+    if kind is list:
         # Those of many numbers are copied at once.
         kinds = set(map(type, value))
-        if _CONTAINERS.isdisjoint(kinds):
+        if kinds <= _UNCHANGING:
             return [*value]
-        if kinds == {list} and _CONTAINERS.isdisjoint(map(type, chain.from_iterable(value))):
+        if kinds == {list} and _UNCHANGING.issuperset(map(type, chain.from_iterable(value))):
             return list(map(list, value))
-        return [_copied(each) for each in value]
-    if type(value) is dict:
-        return {name: _copied(each) for name, each in value.items()}
-    return value
+        return [copied(each) for each in value]
+    if kind is tuple:
+        return value if _UNCHANGING.issuperset(map(type, value)) else tuple(map(copied, value))
+    if kind is dict:
+        return {name: copied(each) for name, each in value.items()}
+    if is_tensor(value):
+        return value.detach().clone()
+    return value.copy() if is_array(value) else value
+
+
+def is_tensor(value: object) -> bool:
+    """Whether something is a tensor of numbers; nobody has one without having imported torch."""
+    torch: Any = sys.modules.get("torch")
+    # Another thread may be in the middle of importing it.
+    is_one = torch is not None and type(value) is getattr(torch, "Tensor", None)
+    return is_one and not getattr(value, "is_quantized")  # noqa: B009 - it has one
+
+
+def is_array(value: object) -> bool:
+    """Whether something is an array of NumPy's that holds no objects."""
+    numpy = sys.modules.get("numpy")
+    is_one = numpy is not None and type(value) is getattr(numpy, "ndarray", None)
+    return is_one and getattr(value, "dtype").kind in ARRAY_KINDS  # noqa: B009 - it has one
 
 
 class Seeding(Fields):
