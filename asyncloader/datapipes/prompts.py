@@ -61,6 +61,9 @@ _STARVED_SECONDS = 1.0
 #: are made for so long.
 _PATIENCE_SECONDS = 60.0
 
+#: A call that has failed so often is told of where no other succeeds, if ``attempts`` says nothing.
+_TOLD_AFTER = 3
+
 #: Its own generator: waits must not change what the user's code draws.
 _jitter = random.SystemRandom()
 
@@ -293,7 +296,7 @@ class Calls(RunningAhead):
         self._late: asyncio.TimerHandle | None = None
         #: Whether the source has ended.
         self.has_read_all = False
-        self._has_done_its_work = self._has_told = False
+        self._has_done_its_work = self._has_told = self._has_told_of_outage = False
         # The call that only tells whether any succeeds, if one runs.
         self._asking: Member | None = None
         # How many calls were begun in this turn of the loop.
@@ -613,6 +616,8 @@ class Calls(RunningAhead):
             self._tell_of_loss(member, error)
             self._lose(member, reason)
         else:
+            if member.attempt >= (pipe.attempts or _TOLD_AFTER):
+                self._tell_of_outage(member, error)
             if pipe.attempts is not None and member.attempt >= pipe.attempts:
                 self._ask_whether_any_succeeds()
             seconds = self._seconds_to_rest(member.attempt)
@@ -684,6 +689,22 @@ class Calls(RunningAhead):
                 member.attempt,
                 exc_info=error,
             )
+
+    def _tell_of_outage(self, member: Member, error: Exception) -> None:
+        """Tell the log once of a call that fails again and again while no other succeeds."""
+        if self._has_told_of_outage or self._succeeded > (member.group.failed_at or 0):
+            return
+        self._has_told_of_outage = True
+        logger.warning(
+            "%s makes calls again and again: one for prompt %d has failed %d times, and none has"
+            " succeeded since it failed first. After max_failures=%d in a row the error is raised."
+            " The last one:",
+            stage_name(self.pipe),
+            member.number,
+            member.attempt,
+            self.pipe.max_failures,
+            exc_info=error,
+        )
 
     def _lose(self, member: Member, reason: str) -> None:
         """Do without a member, or without its prompt."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 from collections import Counter
 from collections.abc import (
@@ -33,6 +34,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import is_async, watched_async
 from asyncloader.datapipes.prompts import Calls, Gate, Group, Member, RolloutCounts
 from asyncloader.datapipes.recording import Joining, NumberedItem
+from asyncloader.datapipes.running.cursor_forms import copied
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.datapipes.running.naming import stage_name
@@ -47,6 +49,8 @@ from asyncloader.safe_error_text import repr_of
 from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
+
+logger = logging.getLogger("asyncloader")
 
 #: What the function of a rollout may be told, by name.
 _TOLD = ("version", "attempt", "partial", "number", "member")
@@ -416,8 +420,14 @@ class RolloutPass(Pass[Any]):
             return
         yield from calls.that_run()
         yield from calls.that_rest()
-        if not calls.under_way and calls.waits_for() == "the trainer":
-            yield UnderWay(f"{stage_name(self.pipe)} waits for the trainer to take a newer version")
+        waits_for = "" if calls.under_way else calls.waits_for()
+        if waits_for == "the trainer":
+            yield UnderWay(
+                f"{stage_name(self.pipe)} waits for loader.ack(): {len(self.unsettled)} prompts are"
+                " begun and not acknowledged, and no more may be"
+            )
+        elif waits_for == "a pause":
+            yield UnderWay(f"{stage_name(self.pipe)} begins no call during loader.paused()")
 
     def set_paused(self, is_paused: bool) -> None:
         if self.calls is not None:
@@ -521,7 +531,8 @@ class RolloutPass(Pass[Any]):
     def keep(self, group: Group) -> None:
         """Keep the results of a prompt for a state, if it is to have them."""
         if self.pipe.keep_results and self._ledger is not None and self.pipe_number is not None:
-            results = [each.result for each in group.done()]
+            # What follows may change its own.
+            results = copied([each.result for each in group.done()])
             kept = [group.begun_at(), results]
             self._ledger.keep(self.pipe_number, group.number, kept)
 
@@ -549,7 +560,7 @@ class RolloutPass(Pass[Any]):
             # The policy was advanced after that, and before the ack.
             was_advanced = ledger is not None and ledger.items_settled <= self._delivered
             trained_at = self.version() - was_advanced
-            self.lag_counts[max(0, trained_at - group.begun_at())] += 1
+            self._note_lag(number, max(0, trained_at - group.begun_at()))
         if (batch := self._in_batch.pop(number, None)) is not None:
             self._batches[batch] -= 1
             if not self._batches[batch]:
@@ -558,6 +569,22 @@ class RolloutPass(Pass[Any]):
         if self.calls is not None:
             self.calls.wake_reader()
             self.calls.wake_consumer()
+
+    def _note_lag(self, number: int, lag: int) -> None:
+        pipe = self.pipe
+        if pipe.max_lag is not None and max(self.lag_counts, default=0) <= pipe.max_lag < lag:
+            logger.warning(
+                "%s has trained prompt %d by a policy %d versions newer than the one that answered."
+                " max_lag=%d holds only where each version trains at least per_step=%d prompts, in"
+                " the order in which they come: choose as per_step the prompts of your smallest"
+                " step",
+                stage_name(pipe),
+                self.whole_number(number),
+                lag,
+                pipe.max_lag,
+                pipe.per_step,
+            )
+        self.lag_counts[lag] += 1
 
     def changed(self) -> None:
         """Let what makes batches of the results look again."""

@@ -444,7 +444,8 @@ def _why_of_rollout(rollout: RolloutStats) -> str:
     if rollout.waits_for == "the trainer":
         return (
             f"{rollout.name} may begin no more prompts before some of {rollout.unsettled} are"
-            " trained: raise per_step to the prompts of a step, or max_lag"
+            " trained and acknowledged by loader.ack(): raise per_step to the prompts of a step,"
+            " or max_lag"
         )
     if rollout.waits_for == "the oldest prompt":
         return (

@@ -273,6 +273,37 @@ async def test_the_log_tells_once_why_a_prompt_was_left_out(caplog):
     assert told.exc_info[0] is ZeroDivisionError
 
 
+async def test_the_log_tells_once_of_calls_that_fail_while_no_other_succeeds(caplog):
+    calls = Counter()
+
+    async def generate(prompt):
+        calls[prompt] += 1
+        if calls[prompt] < 6:
+            raise NameError("a mistake")
+        return prompt
+
+    graph = IterableWrapper(range(5)).rollout(generate, backoff=0.001)
+    async with DataLoader2(graph) as loader:
+        assert sorted([each async for each in loader]) == [0, 1, 2, 3, 4]
+    (told,) = caplog.records
+    assert "has failed 3 times, and none has succeeded since" in told.getMessage()
+    assert told.exc_info[0] is NameError
+
+
+@pytest.mark.parametrize(("size", "is_told"), [(4, False), (2, True)])
+async def test_the_log_tells_once_of_a_lag_that_steps_too_small_have_made(size, is_told, caplog):
+    policy = Version()
+    graph = IterableWrapper(range(24)).rollout(echo, version=policy, max_lag=1, per_step=4)
+    async with DataLoader2(graph.batch(size), acknowledge=True) as loader:
+        async for _ in loader:
+            policy.advance()
+            loader.ack()
+        assert (max(loader.stats().rollouts[0].lags) > 1) == is_told
+    told = [each.getMessage() for each in caplog.records]
+    assert len(told) == is_told
+    assert not told or "each version trains at least per_step=4 prompts" in told[0]
+
+
 @pytest.mark.soak
 async def test_nothing_is_left_out_while_the_server_answers_nobody():
     calls = Counter()

@@ -41,7 +41,7 @@ CULPRITS = {
     "a_loop_that_stands_still": r"async_map\(block\): the event loop of thread .*in .*block",
     "a_source_that_is_silent": r"Silent\(\)\n.*in Silent.__aiter__",
     "a_call_of_a_rollout": r"rollout\(generate.*item 5, attempt 2, for .*in ask_forever",
-    "a_trainer_that_does_not_advance": r"rollout\(.* waits for the trainer to take a newer",
+    "a_trainer_that_does_not_advance": r"rollout\(.* waits for loader\.ack\(\): ",
     "a_request_without_an_answer": r"async_map\(ask_forever\): item 0, .*in ask_forever",
 }
 
