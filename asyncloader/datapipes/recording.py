@@ -28,6 +28,7 @@ from typing import Any
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.call import is_async, unawaited
 from asyncloader.datapipes.envelope import Envelope, Key
+from asyncloader.datapipes.running.cursor_forms import copied
 from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
@@ -501,7 +502,8 @@ def _keeping(function: Callable[[Any], Any], pipe: Any, own: int) -> Callable[[N
 
     def keep(numbered: NumberedItem, result: Any) -> NumberedItem:
         assert isinstance(numbered.key, int)
-        numbered.ledger.keep(own, numbered.key, result)
+        # What follows may change its own.
+        numbered.ledger.keep(own, numbered.key, copied(result))
         return numbered.with_item(result)
 
     def called(numbered: NumberedItem) -> NumberedItem:

@@ -28,6 +28,7 @@ from asyncloader.datapipes.running.cursor_forms import (
     Form,
     FormOf,
     anything,
+    copied,
     is_ascending,
     list_of,
     refuse,
@@ -557,8 +558,8 @@ class Ledger:
         return found
 
     def kept_results(self, number: int) -> dict[int, Any]:
-        """Return the results that are kept for an item, by the numbers of the pipes."""
-        return self._kept.get(number, {})
+        """Return the results that are kept for an item, by the numbers of the pipes: copies."""
+        return {pipe: copied(result) for pipe, result in self._kept.get(number, {}).items()}
 
     def attempts(self, number: int) -> tuple[int, int]:
         """Return how many calls for a number failed, and how many a resume found unfinished."""

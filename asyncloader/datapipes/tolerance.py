@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from asyncloader.arguments import check_takes, checked_count, checked_flag
 from asyncloader.datapipes.call import blame, is_async, unawaited
+from asyncloader.datapipes.running.cursor_forms import copied
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import keeps_results
@@ -153,7 +154,7 @@ class RecordedTolerance(Tolerance):
             numbered.leave_out(Reason.ERROR)
             return SKIPPED
         if keeps_results(pipe) and number is not None:
-            ledger.keep(number, numbered.key, result)
+            ledger.keep(number, numbered.key, copied(result))
         return self.answered(numbered, result)
 
     def answered(self, numbered: Any, result: Any) -> Any:

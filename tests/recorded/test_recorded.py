@@ -774,6 +774,42 @@ def test_what_was_delivered_and_not_acknowledged_is_not_called_for_again():
     assert set(costly.calls.values()) == {1}
 
 
+async def answer_in_a_list(number):
+    return {"tokens": [number]}
+
+
+def with_an_end(answer):
+    answer["tokens"].append("end")
+    return answer
+
+
+@pytest.mark.parametrize(
+    "keeping",
+    [
+        lambda pipe: pipe.map(lambda at: {"tokens": [at]}, repeatable=False, keep_results=True),
+        lambda pipe: pipe.async_map(answer_in_a_list, repeatable=False, keep_results=True),
+        lambda pipe: pipe.rollout(answer_in_a_list, order="source", keep_results=True),
+    ],
+    ids=["map", "async_map", "rollout"],
+)
+def test_a_kept_result_is_what_the_function_gave_whatever_changes_it_later(keeping):
+    graph = keeping(IterableWrapper(range(6))).map(with_an_end)
+    states = []
+    with DataLoader2(graph, acknowledge=True) as loader:
+        answers = iter(loader)
+        for _ in range(3):
+            next(answers)["tokens"].append("trained")
+        states.append(loader.state_dict(include_datapipe=False))
+    with DataLoader2(graph, acknowledge=True) as loader:
+        loader.load_state_dict(states[0])
+        assert next(iter(loader)) == {"tokens": [0, "end"]}
+        states.append(loader.state_dict(include_datapipe=False))
+    for state in states:
+        with DataLoader2(graph) as loader:
+            loader.load_state_dict(state)
+            assert [answer["tokens"] for answer in loader] == [[at, "end"] for at in range(6)]
+
+
 def test_kept_results_may_be_tensors_and_arrays_and_others_are_refused_by_name():
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     kept = {"a": torch.arange(3), "b": numpy.array([[1.5, 2]]), "c": (1, "two", None, b"3")}
