@@ -42,6 +42,7 @@ from asyncloader.datapipes.running.traits import (
     is_replicable,
     is_sharding,
     lives_with_loader,
+    vars_of,
 )
 from asyncloader.errors import SnapshotError
 from asyncloader.graph import apply_sharding, breadth_first, copy_graph
@@ -85,7 +86,7 @@ _FEWEST = 3
 
 def check_pipe(
     make: Callable[..., Any],
-    items: Iterable[Any] = range(24),
+    items: Iterable[Any] = range(23, -1, -1),
     *,
     resumes: bool = True,
     in_any_order: bool = True,
@@ -229,11 +230,20 @@ class WaitingItems(IterDataPipe[Any]):
         self.has_reached_end = asyncio.Event()
         self.may_end = asyncio.Event()
         self.is_closed = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.was_ended_from_outside = False
 
     def __len__(self) -> int:
         return len(self.items)
 
+    def end_from_outside(self) -> None:
+        """End in a thread, where the loop that should say so may stand still."""
+        self.was_ended_from_outside = True
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.may_end.set)
+
     async def __aiter__(self) -> AsyncIterator[Any]:
+        self.loop = asyncio.get_running_loop()
         self.opens.now += 1
         try:
             for item in islice(self.items, len(self.items) // 2):
@@ -263,7 +273,8 @@ class PipeCase:
     """
 
     make: Callable[..., Any]
-    items: Sequence[Any] = range(24)
+    # No item is its own position, so that it is found where one is remembered as the other.
+    items: Sequence[Any] = range(23, -1, -1)
     resumes: bool = True
     in_any_order: bool = True
     in_workers: bool = True
@@ -274,7 +285,11 @@ class PipeCase:
 
     def over(self, source: Any) -> Any:
         """Return a new graph over this source, if it reads any."""
-        return self.make(source) if inspect.signature(self.make).parameters else self.make()
+        return self.make(source) if self.takes_source() else self.make()
+
+    def takes_source(self) -> bool:
+        """Whether it is given a source."""
+        return bool(inspect.signature(self.make).parameters)
 
     def reads(self) -> bool:
         """Whether it reads the source."""
@@ -428,6 +443,11 @@ _END: Any = object()
 def equal_seeds_give_equal_epochs(case: PipeCase) -> None:
     """In ``for`` and in ``async for``, loaders with equal seeds yield equal epochs."""
     expected = _epochs(DataLoader2(case.graph()), "for")
+    _demand(
+        bool(expected[0]),
+        f"{case.name()} yields nothing, so nothing can be checked: give it other items, and keep"
+        " nothing in class or module variables",
+    )
     for form in _FORMS:
         found = _epochs(DataLoader2(case.graph()), form)
         for number, (one, other) in enumerate(zip(found, expected, strict=True), 1):
@@ -533,11 +553,17 @@ def a_new_pipe_has_read_nothing(case: PipeCase) -> None:
     """What it reads is read anew in each epoch and each worker, and not when it is made."""
     source = Items(case.items)
     graph = case.over(source)
-    breadth_first(graph)  # what is no pipe is a TypeError here
+    pipes = breadth_first(graph)  # what is no pipe is a TypeError here
     _demand(
         not source.opens.ever,
         f"{graph!r} reads its source when it is made: keep the source in self, and read it in"
         " __iter__, run or arun",
+    )
+    kept = chain(pipes, *(vars_of(pipe).values() for pipe in pipes))
+    _demand(
+        not case.takes_source() or any(each is source for each in kept),
+        f"{graph!r} was given a source and does not read it: keep the source in self.source, in"
+        " __init__. If it is a source itself, let make take no argument",
     )
 
 
@@ -640,12 +666,24 @@ def _demand_closed(graph: Any, when: str) -> None:
 
 def a_cancelled_pipe_ends(case: PipeCase) -> None:
     """Cancelled while it waits, it ends at once, and what it reads is closed."""
-    if not is_map_pipe(case.graph()):
-        asyncio.run(_cancelled(case))
-
-
-async def _cancelled(case: PipeCase) -> None:
+    if is_map_pipe(case.graph()):
+        return
     source = WaitingItems(case.items)
+    # Longer than all that is waited for below.
+    timer = threading.Timer(4 * _SECONDS, source.end_from_outside)
+    timer.start()
+    try:
+        asyncio.run(_cancelled(case, source))
+    finally:
+        timer.cancel()
+    _demand(
+        not source.was_ended_from_outside,
+        f"{case.name()} blocks the event loop while its source waits: in arun and __aiter__, read"
+        " the source by `async for`, and await what waits",
+    )
+
+
+async def _cancelled(case: PipeCase, source: WaitingItems) -> None:
     graph = case.over(source)
     has_failed = False
 
@@ -710,8 +748,8 @@ Look for one of these causes:
 - a run does not begin at item state.taken, or does not read again what it held;
 - positions that are saved are not those of the items: they count the source's items from 0, as
   enumerate(items, state.taken) does; state.taken itself says only where the run began;
-- needs returns too much: it says how many items of the source are needed no more, and with
-  several sources that is needs_each;
+- needs is missing or returns too much: it says how many items of the source are needed no more,
+  and with several sources that is needs_each;
 - it yields a list or dict and changes it later: yield a copy.
 For a generator with __iter__ or __aiter__: equal items have to give equal results each time."""
 

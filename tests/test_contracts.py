@@ -7,6 +7,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,12 +91,14 @@ def case_of(pipe_class: type) -> PipeCase:
         return PipeCase(partial(graph_with, pipe_class))
     # A pipe of files is given the numbers of those that there are.
     is_of_files = ".files." in pipe_class.__module__
-    return PipeCase(
+    case = PipeCase(
         ITER_PIPES[pipe_class],
         range(files.COUNT if is_of_files else COUNT),
         in_any_order=pipe_class not in BEFORE_SHUFFLES,
         in_workers=pipe_class not in WITH_ALL_KEYS,
     )
+    # The sample of a source makes nothing of the pipe that it is given.
+    return case if case.reads() else replace(case, make=partial(case.make, None))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -314,7 +314,37 @@ class NeverEnds(Pairwise):
         return itertools.count()
 
 
+class ReadsNothing(Pipe[Any]):
+    """Forgets to keep its source."""
+
+    def __init__(self, source: Any) -> None:
+        pass
+
+    def run(self, source: Any, state: Any) -> Iterator[Any]:
+        yield from source
+
+
+class RemembersItemsByClass(Pairwise):
+    seen: ClassVar[set[Any]] = set()
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            if item not in self.seen:
+                self.seen.add(item)
+                yield item
+
+
+class BlocksItsLoop(TotalsSoon):
+    async def arun(self, source: Any, state: Any) -> AsyncIterator[int]:
+        for item in source:
+            state.total += item
+            yield state.total
+
+
 WRONG: dict[Any, str] = {
+    ReadsNothing: r"ReadsNothing\(\) was given a source and does not read it: keep the source in",
+    RemembersItemsByClass: "yields nothing, so nothing can be checked: .* in class or module",
+    BlocksItsLoop: "blocks the event loop while its source waits: in arun .* by `async for`",
     ReadsWhenItIsMade: "reads its source when it is made: keep the source in self",
     NeverEnds: "yields more than 10,000 items: check what has no end with .header",
     YieldsWhatItKeeps: "(changes it later: yield a copy|nor may it change an item)",
@@ -323,7 +353,7 @@ WRONG: dict[Any, str] = {
     RemembersInALocal: "did not yield the rest: .*in a local variable of run, and not in the state",
     ChangesTheStateLate: "did not yield the rest: .*the state is changed after the yield",
     ReadsSelfSource: "did not yield the rest: .*self.source is read instead of the source that",
-    NeedsTooMuch: "a new loader that resumed from it .*needs returns too much",
+    NeedsTooMuch: "a new loader that resumed from it .*needs is missing or returns too much",
     HoldsOthers: "a new loader that resumed from it .*does not read again what it held",
     CountsByTheState: "a new loader that resumed from it .* state.taken itself says only",
     TooLong: r"len\(TooLong\(\)\) is 17, and it yields 16 items: correct __len__",
@@ -352,6 +382,27 @@ def _close_what_is_open():
 def test_a_wrong_pipe_fails_with_its_reason(mutant):
     with pytest.raises(AssertionError, match=f"(?s){WRONG[mutant]}"):
         check_pipe(mutant, REPEATED)
+
+
+class HoldsItems(Dedupe):
+    """Remembers items in the place of their positions."""
+
+    def run(self, source: Any, state: Any) -> Iterator[Any]:
+        again, items = source.again(state.held)
+        held = [*again]
+        for item in items:
+            held.append(item)
+            state.held.append(item)
+            if len(held) > 2:
+                del state.held[0]
+                yield held.pop(0)
+
+
+def test_items_in_the_place_of_positions_are_found_by_the_items_of_a_check():
+    with pytest.raises(AssertionError, match="positions that are saved are not those of the items"):
+        check_pipe(HoldsItems, in_workers=False)
+    with pytest.raises(TypeError, match="the position of an item, got str: remember positions"):
+        check_pipe(HoldsItems, "abcdefgh", in_workers=False)
 
 
 def test_the_message_of_a_wrong_resume_shows_what_was_expected_and_what_came():

@@ -271,6 +271,11 @@ class PipePass(Pass[T]):
             needed: int = self.pipe.start(self.edge.made())[0]
         else:
             needed = self.state.needs(taken)
+            if not isinstance(needed, int):
+                raise TypeError(
+                    f"needs of {type(self.state).__qualname__} must return the position of an item,"
+                    f" got {kind_name(needed)}: remember positions of items, and not the items"
+                )
         return needed if needed < taken else None
 
     def lags(self) -> bool:
