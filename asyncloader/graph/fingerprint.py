@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from enum import Enum
+from itertools import chain
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -238,7 +239,8 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
 
 
 def _shown(settings: dict[str, Any], name: str) -> str:
-    return repr(settings[name]) if name in settings else "not plain data"
+    known = {**dict(chain(_UNSAID, *_UNSAID_OF.values())), **settings}
+    return repr(known[name]) if name in known else "not plain data"
 
 
 def _edge_changes(before: Fingerprint, after: Fingerprint) -> list[str]:

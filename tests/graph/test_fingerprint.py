@@ -120,6 +120,10 @@ def test_differences_are_sentences() -> None:
     assert differences(one, fingerprint(a_graph().map(len))) == ["Mapper is new"]
     without = IterableWrapper([1]).shuffle(buffer_size=9).map(str).batch(2)
     assert differences(one, fingerprint(without)) == ["ShardingFilter is gone"]
+    unrepeatable = fingerprint(IterableWrapper([1]).map(str, repeatable=False))
+    assert differences(fingerprint(IterableWrapper([1]).map(str)), unrepeatable) == [
+        "repeatable of Mapper was True and is False"
+    ]
     quiet = a_graph()
     edges_of(edges_of(edges_of(quiet)[0])[0])[0].set_shuffle(False)
     assert differences(one, fingerprint(quiet)) == ["shuffles of Shuffler was True and is False"]
