@@ -54,7 +54,7 @@ from asyncloader.datapipes.settled import (
     Telling,
     elements_of,
 )
-from asyncloader.errors import SnapshotError
+from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.safe_error_text import repr_of
 
 
@@ -441,11 +441,21 @@ class Within(Around):
             results = iter(pipe)
         try:
             for result in results:
+                if not waiting:
+                    raise self._miscounted("more items than it reads")
                 yield waiting.popleft().with_item(result)
                 # Keep no item alive while the next one is made.
                 del result
+            if waiting:
+                raise self._miscounted("fewer items than it reads")
         finally:
             close_items(results)
+
+    def _miscounted(self, what: str) -> LoaderError:
+        return LoaderError(
+            f"{stage_name(self.pipe)} derives from OneToOne and yields {what}, so nobody knows what"
+            " became of which: yield one item for each, or use filter and flatmap"
+        )
 
 
 class _Opened:

@@ -774,6 +774,24 @@ def test_what_was_delivered_and_not_acknowledged_is_not_called_for_again():
     assert set(costly.calls.values()) == {1}
 
 
+@pytest.mark.parametrize(("times", "words"), [(0, "fewer"), (2, "more")])
+def test_a_one_to_one_pipe_that_is_none_is_named(times, words):
+    class Uneven(OneToOne, IterDataPipe):
+        def __init__(self, source):
+            self.source = source
+
+        def __iter__(self):
+            for item in self.source:
+                yield from [item] * (1 if item < 5 else times)
+
+    graph = Uneven(IterableWrapper(range(9)).map(same, repeatable=False)).batch(2)
+    with (
+        DataLoader2(graph) as loader,
+        pytest.raises(LoaderError, match=rf"Uneven\(\) .* yields {words} items than it reads"),
+    ):
+        list(loader)
+
+
 async def answer_in_a_list(number):
     return {"tokens": [number]}
 
