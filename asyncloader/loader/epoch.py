@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Iterator
 from enum import Enum
 from functools import partial
 from time import perf_counter
@@ -21,7 +21,7 @@ from asyncloader.datapipes.running.cursors import Cursors, LastingError, close_i
 from asyncloader.datapipes.running.exchange import GROUP_SECONDS, Exchange, Waiter
 from asyncloader.datapipes.running.in_flight import HandedOver, current_device
 from asyncloader.datapipes.running.run import Edge
-from asyncloader.datapipes.running.run_place import Home, give_groups, run_at
+from asyncloader.datapipes.running.run_place import Home, ThreadGiver, give_groups, run_at
 from asyncloader.datapipes.running.traits import hands_over, is_async_pipe
 from asyncloader.datapipes.running.watch.frames import OUTSIDE, present_frames
 from asyncloader.datapipes.running.watch.watching import (
@@ -126,7 +126,7 @@ class LoopEpoch(Epoch):
     The consumer only waits for what has come, so cancelling it cannot hurt a pipe; it is
     woken when there is something to take.
 
-        supervisor task ─ runs ─▶ GraphItems ─▶ ItemBuffer ─▶ a task, or a thread
+        the graph's task, or a thread ──▶ Exchange ──▶ ItemBuffer ──▶ a task, or a thread
     """
 
     def __init__(
@@ -148,8 +148,11 @@ class LoopEpoch(Epoch):
         self._context = run_at(self._home)
         # The GPU that is current in the consumer's thread, where that is not the loop's.
         self._current_device: int | None = None
-        #: What the graph yields, once it runs.
-        self._items: GraphItems | None = None
+        # What the graph yields comes by this, once it runs; and what is iterated for it, in its own
+        # thread where it is sync.
+        self._exchange: Exchange[Any] | None = None
+        self._begun: AsyncIterable[Any] | None = None
+        self._giver: ThreadGiver[Any] | None = None
         self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
         self.life = RUNNING
@@ -161,16 +164,20 @@ class LoopEpoch(Epoch):
 
     @property
     def iterator(self) -> Any:
-        return None if self._items is None else self._items.iterator
+        return self._begun if self._giver is None else self._giver.iterator
 
     def cursors(self, passed: int) -> Cursors:
-        return self._start.cursors if self._items is None else self._items.cursors(passed)
+        if self._exchange is None:
+            return self._start.cursors
+        into: Cursors = {}
+        self._exchange.put_cursors(into, passed)
+        return into
 
     def change_settings(self) -> None:
         if self.life is RUNNING:
             self._is_changing = True
-            if self._items is not None:
-                self._items.let_these_be_the_last()
+            if self._exchange is not None:
+                self._exchange.let_this_be_the_last()
             # The consumer may wait for more than the workers have credits for.
             self._consumer.wake()
 
@@ -186,8 +193,8 @@ class LoopEpoch(Epoch):
             return
         # Nobody takes the items at hand any more: they must not live as long as this.
         self._buffer = ItemBuffer()
-        if self._items is not None:
-            self._items.drop()
+        if self._exchange is not None:
+            self._exchange.drop()
         if is_over:
             return
         if self._loop.is_closed():
@@ -227,9 +234,15 @@ class LoopEpoch(Epoch):
         buffer = self._buffer
         self._home.do_asked()
         # Read before the look for items, as the last of them come before the end.
-        is_over, items = self.life is OVER, self._items
+        is_over, exchange = self.life is OVER, self._exchange
         # An interrupt may have come before items that were taken were let in.
-        if buffer.incoming or (items is not None and items.hand_to(buffer)):
+        if exchange is not None and not buffer.incoming:
+            if exchange.has_items():
+                exchange.take(buffer.incoming)
+            else:
+                # An interrupt may have kept the last taking from letting more come.
+                exchange.ask()
+        if buffer.incoming:
             buffer.let_in()
             return True
         if self._is_changing:
@@ -273,13 +286,23 @@ class LoopEpoch(Epoch):
             self._hand_over(edge)
         try:
             first = edge.first_cursors()
-            begun = edge.astarted() if is_async_pipe(edge.pipe) else None
-            if begun is not None and not edge.is_made_elsewhere():
+            self._begun = begun = edge.astarted() if is_async_pipe(edge.pipe) else None
+            elsewhere = edge if edge.is_made_elsewhere() else None
+            if begun is not None and elsewhere is None:
                 self._watching.main.begin_later(self._loop)
-            self._items = GraphItems(edge, begun, first, self._home, self._consumer, self._settled)
+            # What is handed over runs ahead by itself.
+            may_give = None if edge.current_device is None else edge.has_room
+            new_history = partial(edge.new_history, first)
+            exchange = Exchange[Any](self._consumer, new_history, may_give, self._settled)
+            if begun is None:
+                self._giver = self._home.start_thread(edge, exchange)
+            self._exchange = exchange
             # A thread may have woken the consumer before there was anything to look at.
             self._consumer.wake()
-            await self._items.run()
+            if begun is not None:
+                await give_groups(begun, exchange, self._loop, elsewhere)
+            elif self._giver is not None:
+                await self._giver.finish()
         finally:
             # A task that is collected after its loop was closed has no loop to wait on.
             if running_loop() is self._loop:
@@ -406,64 +429,6 @@ class SyncEpoch(LoopEpoch):
     async def aclose(self) -> None:
         self._waiter.stop()
         await super().aclose()
-
-
-class GraphItems:
-    """The items of a graph that a task of its epoch runs, or a thread where it is sync."""
-
-    def __init__(
-        self,
-        edge: Edge[Any],
-        begun: AsyncIterable[Any] | None,
-        first: Cursors,
-        home: Home,
-        consumer: Waiter,
-        settled: Callable[[], int],
-    ) -> None:
-        self._begun = begun
-        self._elsewhere = edge if edge.is_made_elsewhere() else None
-        self._loop = home.loop
-        # What is handed over runs ahead by itself.
-        may_give = None if edge.current_device is None else edge.has_room
-        self._exchange: Exchange[Any] = Exchange(
-            consumer, partial(edge.new_history, first), may_give, settled
-        )
-        self._giver = home.start_thread(edge, self._exchange) if begun is None else None
-
-    @property
-    def iterator(self) -> Any:
-        """What is iterated."""
-        return self._begun if self._giver is None else self._giver.iterator
-
-    async def run(self) -> None:
-        """Run the graph to its end."""
-        if self._giver is not None:
-            await self._giver.finish()
-        elif self._begun is not None:
-            await give_groups(self._begun, self._exchange, self._loop, self._elsewhere)
-
-    def hand_to(self, buffer: ItemBuffer) -> bool:
-        """Hand the items that have come to a buffer, and let more come; False if there are none."""
-        if not self._exchange.has_items():
-            # An interrupt may have kept the last taking from letting more come.
-            self._exchange.ask()
-            return False
-        self._exchange.take(buffer.incoming)
-        return True
-
-    def let_these_be_the_last(self) -> None:
-        """Let no more come than what has come."""
-        self._exchange.let_this_be_the_last()
-
-    def drop(self) -> None:
-        """Drop the items, now and later: nobody will take them."""
-        self._exchange.drop()
-
-    def cursors(self, passed: int) -> Cursors:
-        """Return where the graph was before the items that were handed over last, or earlier."""
-        into: Cursors = {}
-        self._exchange.put_cursors(into, passed)
-        return into
 
 
 class DirectEpoch(Epoch):

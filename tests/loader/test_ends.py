@@ -20,7 +20,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.running.exchange import Exchange
 from asyncloader.errors import IteratorInvalidated, LoaderClosed, ResourceExhausted
 from asyncloader.loader import engine, epoch
-from asyncloader.loader.epoch import GraphItems, LoopEpoch, SyncEpoch
+from asyncloader.loader.epoch import LoopEpoch, SyncEpoch
 from asyncloader.loader.iterators import SyncIterator
 from asyncloader.runtime import LoopThread
 from asyncloader.waiting import LoopWaiter, ThreadWaiter
@@ -550,7 +550,6 @@ PARTS = {
         SyncEpoch.next,
         LoopEpoch._take,
         LoopEpoch._end,
-        GraphItems.hand_to,
         Exchange.take,
         LoopWaiter.wake,
         ThreadWaiter.until,

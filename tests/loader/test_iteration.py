@@ -22,9 +22,10 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.running.exchange import Exchange
 from asyncloader.datapipes.running.run_place import Home
 from asyncloader.errors import ConcurrentIterationError, ForkedError, LoaderClosed
-from asyncloader.loader.epoch import EpochLife, GraphItems, LoopEpoch
+from asyncloader.loader.epoch import EpochLife, LoopEpoch
 from asyncloader.transport.code import dumps_code
 from asyncloader.waiting import call_soon
 from tests.collecting import drain, drain_async
@@ -682,19 +683,18 @@ async def test_an_item_that_came_quickly_is_handed_over_while_the_next_takes_lon
 
 def test_a_for_asks_its_loop_for_more_at_most_once_after_each_group_it_took(monkeypatch):
     asked, groups = [], []
-    hand_to = GraphItems.hand_to
+    take = Exchange.take
 
-    def handed(items, buffer):
-        found = hand_to(items, buffer)
-        groups.extend([None] * found)
-        return found
+    def taken(exchange, into=None):
+        groups.append(exchange)
+        return take(exchange, into)
 
     def ask_soon(loop, function, *args):
         if threading.current_thread() is threading.main_thread():
             asked.append(function)
         call_soon(loop, function, *args)
 
-    monkeypatch.setattr(GraphItems, "hand_to", handed)
+    monkeypatch.setattr(Exchange, "take", taken)
     monkeypatch.setattr(waiting, "call_soon", ask_soon)
     graph = IterableWrapper(range(100)).sharding_filter()
     with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
