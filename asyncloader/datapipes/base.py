@@ -280,10 +280,6 @@ class DataPipe:
         may change or keep them.
         """
 
-    def is_made_elsewhere(self) -> bool:
-        """Whether other processes make the next items, even while nobody waits for them."""
-        return False
-
     def has_no_order(self) -> bool:
         """Whether the pipe yields items as they are ready, so that their order may differ."""
         return False

@@ -18,7 +18,7 @@ from typing import Any
 
 from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursors, LastingError, close_items
-from asyncloader.datapipes.running.exchange import GROUP_SECONDS, Exchange, Waiter
+from asyncloader.datapipes.running.exchange import GROUP_SECONDS, Exchange, MadeElsewhere, Waiter
 from asyncloader.datapipes.running.in_flight import HandedOver, current_device
 from asyncloader.datapipes.running.run import Edge
 from asyncloader.datapipes.running.run_place import Home, ThreadGiver, give_groups, run_at
@@ -287,12 +287,14 @@ class LoopEpoch(Epoch):
         try:
             first = edge.first_cursors()
             self._begun = begun = edge.astarted() if is_async_pipe(edge.pipe) else None
-            elsewhere = edge if edge.is_made_elsewhere() else None
-            if begun is not None and elsewhere is None:
-                self._watching.main.begin_later(self._loop)
+            if isinstance(begun, MadeElsewhere):
+                new_history = partial(begun.new_history, first)
+            else:
+                new_history = partial(CursorHistory, edge.put_own_cursors, first=first)
+                if begun is not None:
+                    self._watching.main.begin_later(self._loop)
             # What is handed over runs ahead by itself.
             may_give = None if edge.current_device is None else edge.has_room
-            new_history = partial(edge.new_history, first)
             exchange = Exchange[Any](self._consumer, new_history, may_give, self._settled)
             if begun is None:
                 self._giver = self._home.start_thread(edge, exchange)
@@ -300,7 +302,7 @@ class LoopEpoch(Epoch):
             # A thread may have woken the consumer before there was anything to look at.
             self._consumer.wake()
             if begun is not None:
-                await give_groups(begun, exchange, self._loop, elsewhere)
+                await give_groups(begun, exchange, self._loop)
             elif self._giver is not None:
                 await self._giver.finish()
         finally:

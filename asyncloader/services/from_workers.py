@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.replaying import with_those_above
-from asyncloader.datapipes.running.cursor_history import newest, thinned
+from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import (
     Cursor,
     Cursors,
@@ -22,6 +22,7 @@ from asyncloader.datapipes.running.cursors import (
     put_cursor,
     take_number_of,
 )
+from asyncloader.datapipes.running.exchange import MadeElsewhere
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.run_place import cancelled
@@ -131,9 +132,6 @@ class FromWorkers(Outlet):
             raise TypeError(f"{self!r} has no length")
         return self.length
 
-    def is_made_elsewhere(self) -> bool:
-        return True
-
     def new_pass(self, edge: Edge[Any]) -> FromWorkersPass:
         self.unread()
         return RecordedPass(edge) if self.is_numbered else FromWorkersPass(edge)
@@ -152,7 +150,7 @@ class FromWorkers(Outlet):
         return "" if self._begun is None else self._begun.unrecorded()
 
 
-class FromWorkersPass(Pass[Any]):
+class FromWorkersPass(MadeElsewhere, Pass[Any]):
     """The one pass over a FromWorkers: what was taken from its stream."""
 
     runs_ahead = True
@@ -272,7 +270,7 @@ class FromWorkersPass(Pass[Any]):
                     )
 
 
-class StandHistory:
+class StandHistory(CursorHistory):
     """Where the workers were after each group of items.
 
     What their place would be made from costs nothing to keep; it is made when somebody asks for a
@@ -280,34 +278,27 @@ class StandHistory:
     """
 
     def __init__(self, begun: FromWorkersPass, first: Cursors, needed: Callable[[], int]) -> None:
+        super().__init__(begun.edge.put_own_cursors, needed, first=first)
         self._begun = begun
-        self._first = first
-        self._needed = needed
-        self._stands: list[tuple[int, Stand | None]] = [(0, None)]
         # The cursors of the stand that was asked for last.
         self._latest: tuple[Stand | None, Cursors] = None, {}
 
     def passed(self, count: int) -> None:
         """Note where the workers are now."""
         stand = self._begun.stand()
-        first = newest(self._stands, self._needed())
-        # One assignment: the consumer's thread sees the old list or the new one.
-        self._stands = [*thinned(self._stands[first:]), (count, stand)]
-        oldest = self._stands[0][1]
-        if stand.dealing is not None and oldest is not None:
+        self._add(count, stand)
+        oldest = self._entries[0][1]
+        if stand.dealing is not None and isinstance(oldest, Stand):
             oldest.forget_dealing_before()
 
-    def at(self, count: int) -> Cursors:
-        """Return the cursors of the newest stand from after at most so many items."""
-        stands = self._stands
-        _, stand = stands[newest(stands, count)]
-        if stand is None:
-            return self._first
+    def _cursors_of(self, entry: Any) -> Cursors:
+        if not isinstance(entry, Stand):
+            return super()._cursors_of(entry)
         asked_for, cursors = self._latest
-        if asked_for is not stand:
+        if asked_for is not entry:
             cursors = {}
-            put_cursor(self._begun.pipe, self._begun.cursor_at(stand), cursors)
-            self._latest = stand, cursors
+            put_cursor(self._begun.pipe, self._begun.cursor_at(entry), cursors)
+            self._latest = entry, cursors
         return cursors
 
 

@@ -156,7 +156,7 @@ class CursorHistory:
         self._put = put
         self._needed = needed
         self._pace = Pace()
-        self._entries: list[tuple[int, Cursors]] = [(count, {} if first is None else first)]
+        self._entries: list[tuple[int, Any]] = [(count, {} if first is None else first)]
 
     def noting(self, items: Iterator[T], count: Callable[[], int]) -> Iterator[T]:
         """Return an iterator that adds the source's cursors when they are due.
@@ -191,16 +191,24 @@ class CursorHistory:
         begun = thread_time()
         cursors: Cursors = {}
         self._put(cursors)
+        self._add(count, cursors)
+        self._pace.made(begun)
+
+    def _add(self, count: int, entry: Any) -> None:
+        """Add an entry, and drop what is older than what can be needed."""
         needed = self._needed()
         first = newest(self._entries, count if needed is None else needed)
         # One assignment: a thread that reads meanwhile sees the old list or the new one.
-        self._entries = [*thinned(self._entries[first:]), (count, cursors)]
-        self._pace.made(begun)
+        self._entries = [*thinned(self._entries[first:]), (count, entry)]
 
     def at(self, count: int) -> Cursors:
         """Return the newest cursors from after at most ``count`` items."""
         entries = self._entries
-        return entries[newest(entries, count)][1]
+        return self._cursors_of(entries[newest(entries, count)][1])
+
+    def _cursors_of(self, entry: Any) -> Cursors:
+        cursors: Cursors = entry
+        return cursors
 
 
 def thinned(entries: list[T]) -> list[T]:

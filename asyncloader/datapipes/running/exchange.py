@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from asyncloader.datapipes.running.cursor_history import CursorHistory
 from asyncloader.datapipes.running.cursors import Cursors, LastingError
 from asyncloader.waiting import Stopped
 
@@ -31,14 +33,20 @@ class Waiter(Protocol):
     def wake_soon(self) -> None: ...
 
 
-class KeptCursors(Protocol):
-    """The cursors of a pipe after some of its items."""
+class MadeElsewhere(ABC):
+    """A pass whose items other processes make, even while nobody waits for them."""
 
-    def passed(self, count: int) -> None:
-        """Note that so many items have come."""
+    @abstractmethod
+    async def come(self) -> None:
+        """Wait until there is a next item; take none."""
 
-    def at(self, count: int) -> Cursors:
-        """Return the newest cursors from after at most ``count`` items."""
+    @abstractmethod
+    def holds_much(self) -> bool:
+        """Whether the items that were yielded hold much memory that others need."""
+
+    @abstractmethod
+    def new_history(self, first: Cursors, needed: Callable[[], int]) -> CursorHistory:
+        """Return what keeps the cursors of the pass, which begins with ``first``."""
 
 
 class Nobody:
@@ -70,7 +78,7 @@ class Exchange(Generic[T]):
     def __init__(
         self,
         taker: Waiter,
-        new_history: Callable[[Callable[[], int]], KeptCursors],
+        new_history: Callable[[Callable[[], int]], CursorHistory],
         may_give: Callable[[], bool] | None = None,
         settled: Callable[[], int] = _all,
     ) -> None:

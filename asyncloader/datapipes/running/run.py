@@ -38,7 +38,7 @@ from asyncloader.datapipes.running.cursors import (
     picked,
     put_cursor,
 )
-from asyncloader.datapipes.running.exchange import Exchange, KeptCursors, Nobody
+from asyncloader.datapipes.running.exchange import Exchange, Nobody
 from asyncloader.datapipes.running.in_flight import current_device, handed_over
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
@@ -47,7 +47,6 @@ from asyncloader.datapipes.running.traits import (
     has_own_state,
     has_passes,
     is_async_pipe,
-    is_made_elsewhere,
     is_our_stream,
     picks,
     waits,
@@ -577,24 +576,6 @@ class Edge(Generic[T]):
     def _cursor_in(self, cursors: Cursors) -> Cursor | None:
         return cursor_of(self.pipe, cursors)
 
-    def is_made_elsewhere(self) -> bool:
-        """Whether other processes make the next items, even while nobody waits for them."""
-        return is_made_elsewhere(self.pipe)
-
-    def holds_much(self) -> bool:
-        """Whether the items that were yielded hold much memory that others need."""
-        return self._pass is not None and self._pass.holds_much()
-
-    def new_history(self, first: Cursors, needed: Callable[[], int]) -> KeptCursors:
-        """Return what keeps the cursors of the current pass, which began with ``first``."""
-        own = None if self._pass is None else self._pass.new_history(first, needed)
-        return own or CursorHistory(self.put_own_cursors, needed, first=first)
-
-    async def come(self) -> None:
-        """Wait until there is a next item that was made elsewhere; take none."""
-        if self._pass is not None:
-            await self._pass.come()
-
     # Cursors ----------------------------------------------------------------------------
 
     def put_cursors(self, into: Cursors) -> None:
@@ -739,17 +720,6 @@ class Pass(Generic[T_co]):
             into.update(source.place(self.needs_of(source)))
         else:
             source.put_cursors(into)
-
-    def holds_much(self) -> bool:
-        """Whether the items that were yielded hold much memory that others need."""
-        return False
-
-    async def come(self) -> None:
-        """Wait until there is a next item that was made elsewhere; take none."""
-
-    def new_history(self, first: Cursors, needed: Callable[[], int]) -> KeptCursors | None:
-        """Return what keeps the cursors where that costs less than collecting them, or None."""
-        return None
 
     def fullness(self) -> tuple[int, int]:
         """Return how many items the pass holds or is making, and the limit of that.

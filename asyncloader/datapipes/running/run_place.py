@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from asyncloader.datapipes.running.cursors import close_items, groups_of
-from asyncloader.datapipes.running.exchange import Exchange, Waiter
+from asyncloader.datapipes.running.exchange import Exchange, MadeElsewhere, Waiter
 from asyncloader.datapipes.running.naming import brief_name
 from asyncloader.datapipes.running.watch.frames import present_frames
 from asyncloader.datapipes.running.watch.watching import NOT_WATCHED, Watching
@@ -62,15 +62,6 @@ class Startable(Protocol[T_co]):
 
     def astarted(self) -> AsyncIterable[T_co]:
         """Begin to iterate on the running loop."""
-
-    def is_made_elsewhere(self) -> bool:
-        """Whether other processes make the next items, even while nobody waits for them."""
-
-    def holds_much(self) -> bool:
-        """Whether the items that were yielded hold much memory that others need."""
-
-    async def come(self) -> None:
-        """Wait until there is a next item that was made elsewhere; take none."""
 
 
 class Home:
@@ -325,9 +316,7 @@ class TaskGiver(Generic[T]):
             self._finish(None)
 
     async def _give_all(self) -> None:
-        run = self._reading
-        elsewhere = run if run.is_made_elsewhere() else None
-        await give_groups(run.astarted(), self._exchange, self._home.loop, elsewhere)
+        await give_groups(self._reading.astarted(), self._exchange, self._home.loop)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # It was cancelled. The taker must not take a closed pass for the end of the data.
@@ -367,17 +356,14 @@ async def telling(reading: Awaitable[None], tell: Callable[[BaseException], None
 
 
 async def give_groups(
-    items: AsyncIterable[T],
-    exchange: Exchange[T],
-    loop: asyncio.AbstractEventLoop,
-    elsewhere: Startable[T] | None = None,
+    items: AsyncIterable[T], exchange: Exchange[T], loop: asyncio.AbstractEventLoop
 ) -> None:
     """Give all of an async iterable's items from the present task.
 
-    ``elsewhere`` is the edge whose items these are, if other processes make them. They make the
-    next one anyway: so it is waited for first, and then for room, which there mostly is by then
-    without a wake-up of this task.
+    Other processes make the next one anyway: so it is waited for first, and then for room, which
+    there mostly is by then without a wake-up of this task.
     """
+    elsewhere = items if isinstance(items, MadeElsewhere) else None
     waiter = LoopWaiter(loop)
     exchange.giver = waiter
     groups = groups_of(items)

@@ -198,11 +198,6 @@ def requested_for(pipe: Any) -> float:
     return float(pipe.requested_for()) if can(pipe, "requested_for") else math.inf
 
 
-def is_made_elsewhere(pipe: Any) -> bool:
-    """Whether other processes make a pipe's next items, even while nobody waits for them."""
-    return hasattr(pipe, "is_made_elsewhere") and bool(pipe.is_made_elsewhere())
-
-
 def stands_in(pipe: Any) -> bool:
     """Whether a pipe replaces pipes that run in another process."""
     return bool(getattr(pipe, "is_stand_in", False))
