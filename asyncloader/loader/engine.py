@@ -282,15 +282,9 @@ class Engine:
         recorded = self._recorded()
         return {} if recorded is None else recorded.ledger.left_out()
 
-    def _record(self, start: EpochStart, buffer: ItemBuffer) -> None:
-        """Let the record of the next run know which items need not come again."""
-        self.lifecycle.settled_items = lambda: buffer.settled - start.before
-        self.lifecycle.delivered_items = lambda: buffer.passed - start.before
-
     def _begun_async(self, start: EpochStart, buffer: ItemBuffer) -> AsyncEpoch:
-        self._record(start, buffer)
-        self.watching = AsyncEpoch.new_watching()
-        self._epoch = epoch = AsyncEpoch(self.lifecycle, start, self.watching, buffer)
+        epoch = AsyncEpoch(self.lifecycle, start, buffer)
+        self.watching, self._epoch = epoch.watching, epoch
         self._begin_tuner(buffer, asyncio.get_running_loop())
         return epoch
 
@@ -400,17 +394,10 @@ class Engine:
         return self._begun_sync(self._next_start(buffer), buffer)
 
     def _begun_sync(self, start: EpochStart, buffer: ItemBuffer) -> DirectEpoch | SyncEpoch:
-        self._record(start, buffer)
         thread = self._private_loop()
         kind = SyncEpoch if self._needs_loop() else DirectEpoch
-        watching = kind.new_watching()
-        try:
-            self._epoch = epoch = kind(self.lifecycle, start, watching, buffer, thread)
-        except BaseException:
-            # Otherwise the sampler would watch this thread for ever.
-            watching.main.end()
-            raise
-        self.watching = watching
+        epoch = kind(self.lifecycle, start, buffer, thread)
+        self.watching, self._epoch = epoch.watching, epoch
         self._begin_tuner(buffer, thread.loop)
         return epoch
 

@@ -80,6 +80,8 @@ class Epoch(ABC):
     """
 
     life: EpochLife
+    #: Measures its time, since it was begun.
+    watching: Watching
 
     @property
     @abstractmethod
@@ -97,11 +99,6 @@ class Epoch(ABC):
     @abstractmethod
     def cursors(self, passed: int) -> Cursors:
         """Return where the graph was after so many items, or somewhat earlier."""
-
-    @staticmethod
-    @abstractmethod
-    def new_watching() -> Watching:
-        """Return what measures the time of such an epoch, which begins now."""
 
     @abstractmethod
     def change_settings(self) -> None:
@@ -133,18 +130,17 @@ class LoopEpoch(Epoch):
         self,
         lifecycle: Lifecycle,
         start: EpochStart,
-        watching: Watching,
         buffer: ItemBuffer,
         loop: asyncio.AbstractEventLoop,
         consumer: Waiter,
     ) -> None:
         self._lifecycle = lifecycle
         self._start = start
-        self._watching = watching
+        self.watching = Watching(WatchedWait())
         self._buffer = buffer
         self._loop = loop
         self._consumer = consumer
-        self._home = Home(loop, watching, consumer)
+        self._home = Home(loop, self.watching, consumer)
         self._context = run_at(self._home)
         # The GPU that is current in the consumer's thread, where that is not the loop's.
         self._current_device: int | None = None
@@ -157,10 +153,6 @@ class LoopEpoch(Epoch):
         self._task: asyncio.Task[None] | None = None
         self.life = RUNNING
         self._is_changing = False
-
-    @staticmethod
-    def new_watching() -> Watching:
-        return Watching(WatchedWait())
 
     @property
     def iterator(self) -> Any:
@@ -182,7 +174,7 @@ class LoopEpoch(Epoch):
             self._consumer.wake()
 
     def waits_since(self) -> float:
-        consumer = self._watching.main
+        consumer = self.watching.main
         is_over = self.life is OVER
         is_waiting = not (is_over or consumer.resting_since or self._buffer.is_closed())
         return consumer.working_since if is_waiting else 0.0
@@ -268,7 +260,7 @@ class LoopEpoch(Epoch):
 
     async def _supervise(self) -> None:
         try:
-            await self._run(await self._lifecycle.begin_epoch(self._start))
+            await self._run(await self._lifecycle.begin_epoch(self._start, self._buffer))
         except asyncio.CancelledError as error:
             if not is_being_cancelled():
                 self._error = LastingError(not_cancelled(error))
@@ -281,7 +273,7 @@ class LoopEpoch(Epoch):
             self._finish()
 
     async def _run(self, edge: Edge[Any]) -> None:
-        self._watching.begin(edge.tree, lambda: pipes_of(edge.pipe))
+        self.watching.begin(edge.tree, lambda: pipes_of(edge.pipe))
         if hands_over(edge.pipe):
             self._hand_over(edge)
         try:
@@ -292,10 +284,10 @@ class LoopEpoch(Epoch):
             else:
                 new_history = partial(CursorHistory, edge.put_own_cursors, first=first)
                 if begun is not None:
-                    self._watching.main.begin_later(self._loop)
+                    self.watching.main.begin_later(self._loop)
             # What is handed over runs ahead by itself.
             may_give = None if edge.current_device is None else edge.has_room
-            exchange = Exchange[Any](self._consumer, new_history, may_give, self._settled)
+            exchange = Exchange[Any](self._consumer, new_history, may_give, edge.tree.settled_items)
             if begun is None:
                 self._giver = self._home.start_thread(edge, exchange)
             self._exchange = exchange
@@ -317,10 +309,6 @@ class LoopEpoch(Epoch):
                 edge.tree.close_sources()
                 await self._lifecycle.end_epoch(edge.tree)
 
-    def _settled(self) -> int:
-        """Return how many of the items that came since the beginning need not come again."""
-        return self._buffer.settled - self._start.before
-
     def _hand_over(self, edge: Edge[Any]) -> None:
         """Let the consumer take items in flight, and hand each over in its own thread."""
         current = self._current_device
@@ -338,7 +326,7 @@ class LoopEpoch(Epoch):
 
     def _finish(self) -> None:
         self.life = OVER
-        self._watching.main.end()
+        self.watching.main.end()
         self._consumer.wake()
 
     async def _close(self) -> None:
@@ -359,12 +347,10 @@ class LoopEpoch(Epoch):
 class AsyncEpoch(LoopEpoch):
     """An epoch on the running loop, whose items one of its tasks takes."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, start: EpochStart, watching: Watching, buffer: ItemBuffer
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, start: EpochStart, buffer: ItemBuffer) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = GroupWaiter(loop, _WAIT_SECONDS)
-        super().__init__(lifecycle, start, watching, buffer, loop, self._waiter)
+        super().__init__(lifecycle, start, buffer, loop, self._waiter)
         self._begin()
 
     async def next(self) -> Any:
@@ -374,11 +360,11 @@ class AsyncEpoch(LoopEpoch):
             for item in buffer.ready:
                 return item
             if buffer.wants_more():
-                self._watching.main.resume()
+                self.watching.main.resume()
                 try:
                     await self._waiter.until(self._take)
                 finally:
-                    self._watching.main.resting_since = perf_counter()
+                    self.watching.main.resting_since = perf_counter()
                 if buffer.is_ended:
                     raise StopAsyncIteration
             elif buffer.is_closed():
@@ -397,16 +383,11 @@ class SyncEpoch(LoopEpoch):
     """An epoch on a private loop, whose items a thread takes."""
 
     def __init__(
-        self,
-        lifecycle: Lifecycle,
-        start: EpochStart,
-        watching: Watching,
-        buffer: ItemBuffer,
-        thread: LoopThread,
+        self, lifecycle: Lifecycle, start: EpochStart, buffer: ItemBuffer, thread: LoopThread
     ) -> None:
         self._waiter = ThreadWaiter()
         loop = thread.loop
-        super().__init__(lifecycle, start, watching, buffer, loop, self._waiter)
+        super().__init__(lifecycle, start, buffer, loop, self._waiter)
         if hands_over(lifecycle.adapted):
             self._current_device = current_device()
         loop.call_soon_threadsafe(self._begin)
@@ -418,11 +399,11 @@ class SyncEpoch(LoopEpoch):
             for item in buffer.ready:
                 return item
             if buffer.wants_more():
-                self._watching.main.resume()
+                self.watching.main.resume()
                 try:
                     self._waiter.until(self._take)
                 finally:
-                    self._watching.main.resting_since = perf_counter()
+                    self.watching.main.resting_since = perf_counter()
                 if buffer.is_ended:
                     raise StopIteration
             elif buffer.is_closed():
@@ -437,18 +418,13 @@ class DirectEpoch(Epoch):
     """An epoch whose items are made right in the consumer's thread, nothing ahead of it."""
 
     def __init__(
-        self,
-        lifecycle: Lifecycle,
-        start: EpochStart,
-        watching: Watching,
-        buffer: ItemBuffer,
-        thread: LoopThread,
+        self, lifecycle: Lifecycle, start: EpochStart, buffer: ItemBuffer, thread: LoopThread
     ) -> None:
         self._buffer = buffer
         self._lifecycle = lifecycle
         self._thread = thread
-        self._watching = watching
-        self._caller = watching.main
+        self._caller = WatchedCalls(DirectEpoch.next.__code__)
+        self.watching = Watching(self._caller)
         # Why there is no next item; and how the epoch ended, if it has.
         self._error: LastingError | None = None
         self._end: LastingError | None = None
@@ -456,8 +432,10 @@ class DirectEpoch(Epoch):
         self._made = 0
         # How many items were made when somebody first saw the consumer wait for the next, and when.
         self._seen_waiting = (-1, 0.0)
-        run = lifecycle.begin_epoch_here(start) or thread.call(lambda: lifecycle.begin_epoch(start))
-        watching.begin(run.tree, lambda: pipes_of(run.pipe))
+        run = lifecycle.begin_epoch_here(start, buffer) or thread.call(
+            lambda: lifecycle.begin_epoch(start, buffer)
+        )
+        self.watching.begin(run.tree, lambda: pipes_of(run.pipe))
         # To set a timer would wake the loop's thread, which then asks for the GIL.
         self._caller.begins_at = perf_counter() + SAMPLER.begin_seconds
         self._run = run
@@ -465,14 +443,15 @@ class DirectEpoch(Epoch):
         self._history = CursorHistory(
             self._put_cursors,
             # The item that is made now is none of them.
-            lambda: buffer.settled - start.before,
+            run.tree.settled_items,
             first=run.first_cursors(),
         )
-        self._iterator: Iterator[Any] = run.started()
-
-    @staticmethod
-    def new_watching() -> Watching:
-        return Watching(WatchedCalls(DirectEpoch.next.__code__))
+        try:
+            self._iterator: Iterator[Any] = run.started()
+        except BaseException:
+            # Otherwise it might be watched for ever.
+            self._caller.end()
+            raise
 
     @property
     def iterator(self) -> Any:
@@ -501,7 +480,7 @@ class DirectEpoch(Epoch):
             # The end has no traceback: it would make a circle of references.
             is_end = isinstance(error, StopIteration)
             self._error = self._end = LastingError(StopIteration() if is_end else error)
-            self._watching.main.end()
+            self._caller.end()
             # An interrupt is no error of the epoch.
             if isinstance(error, Exception | SystemExit):
                 buffer.end(error)
@@ -517,7 +496,7 @@ class DirectEpoch(Epoch):
     def waits_since(self) -> float:
         # Nothing is noted for each item, so a wait is as old as the first look at it.
         with present_frames() as frames:
-            place = self._caller.place(self._watching.owners(), frames)
+            place = self._caller.place(self.watching.owners(), frames)
         if self.life is OVER or place == OUTSIDE:
             self._seen_waiting = (-1, 0.0)
         elif self._seen_waiting[0] != self._made:
@@ -549,7 +528,7 @@ class DirectEpoch(Epoch):
     def leave(self) -> None:
         if self.life is RUNNING:
             self.life = CLOSING
-        self._watching.main.end()
+        self.watching.main.end()
         # A thread that is inside the generators closes them when it comes out.
         if not getattr(self._iterator, "gi_running", False):
             self._close_items()

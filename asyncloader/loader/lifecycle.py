@@ -49,6 +49,7 @@ from asyncloader.graph.recorded import (
 from asyncloader.graph.refusals import Purpose, check_graph
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed, tell_epoch
 from asyncloader.graph.walk import Graph, pipes_of
+from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.places.states import EpochStart
 from asyncloader.runtime import begin_closing, finished_at_once, released, uncancellable
 from asyncloader.safe_error_text import note, repr_of
@@ -115,10 +116,6 @@ class Lifecycle:
         self.adopted_seed: int | None = None
         # Why no state of the present epoch can be taken, or "".
         self._why_no_state = ""
-        #: Says how many of the items of the epoch's present run the loader needs no more.
-        self.settled_items: Callable[[], int] = lambda: 0
-        #: Says how many of them were delivered.
-        self.delivered_items: Callable[[], int] = lambda: 0
         #: Says which number an item of this rank has before the division among ranks; and returns
         #: what says so, once the service has begun.
         self.whole_number: Callable[[int], int] = int
@@ -258,8 +255,11 @@ class Lifecycle:
         is_usable = self.is_started and not self.is_closed
         return is_usable and is_between and self._hooks.adjustable() is None
 
-    async def begin_epoch(self, start: EpochStart) -> Edge[Any]:
-        """End the epoch before, begin one, and return the edge to the graph's end."""
+    async def begin_epoch(self, start: EpochStart, buffer: ItemBuffer) -> Edge[Any]:
+        """End the epoch before, begin one, and return the edge to the graph's end.
+
+        ``buffer`` is where the loader's consumer takes its items.
+        """
         if not self.is_ready():
             await self.start()
             await self.end_epoch()
@@ -267,7 +267,7 @@ class Lifecycle:
         self.life = IN_EPOCH
         try:
             with self._beginning():
-                return await self._begin(start)
+                return await self._begin(start, buffer)
         except BaseException:
             await bounded(self.end_epoch)
             raise
@@ -291,7 +291,7 @@ class Lifecycle:
         """Return how the service's processes are doing."""
         return self._hooks.worker_stats()
 
-    def begin_epoch_here(self, start: EpochStart) -> Edge[Any] | None:
+    def begin_epoch_here(self, start: EpochStart, buffer: ItemBuffer) -> Edge[Any] | None:
         """Begin an epoch in the present thread; None if that has to be done on a loop.
 
         To have a loop in another thread do nothing takes longer than to make a small batch.
@@ -301,7 +301,7 @@ class Lifecycle:
         self.life = IN_EPOCH
         try:
             return finished_at_once(
-                self._begin(start), f"{self._service!r} has to wait for something"
+                self._begin(start, buffer), f"{self._service!r} has to wait for something"
             )
         except BaseException:
             self.life = BETWEEN
@@ -404,7 +404,7 @@ class Lifecycle:
                 f"{self._service!r} could not be restored from its state: {error!r}"
             ) from error
 
-    async def _begin(self, start: EpochStart) -> Edge[Any]:
+    async def _begin(self, start: EpochStart, buffer: ItemBuffer) -> Edge[Any]:
         seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         self.adopted_seed = seed_generator.adopted
@@ -427,7 +427,8 @@ class Lifecycle:
         if prepared is not self.adapted:
             pipes, _, added = self._seen(prepared)
         self._tree = tree = RunTree(pipes)
-        tree.settled_items, tree.delivered_items = self.settled_items, self.delivered_items
+        tree.settled_items = lambda: buffer.settled - start.before
+        tree.delivered_items = lambda: buffer.passed - start.before
         self._begun_with, self._numbering = start, self._numbering_in(prepared)
         if self._numbering is not None:
             self.whole_number = tree.whole_number = self.find_whole_number()

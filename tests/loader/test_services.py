@@ -21,6 +21,7 @@ from asyncloader import (
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import LoaderError
 from asyncloader.graph.walk import Graph
+from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.places.states import EpochSeeds
 from asyncloader.services.hooks import ServiceHooks
@@ -75,7 +76,7 @@ async def test_the_end_of_an_epoch_that_comes_late_does_not_end_the_next():
     lifecycle = Lifecycle(Recorder(log))
     lifecycle.use_graph(Graph(IterableWrapper([1])))
     start, _ = EpochSeeds(1).next_epoch()
-    first, second = [await lifecycle.begin_epoch(start) for _ in range(2)]
+    first, second = [await lifecycle.begin_epoch(start, ItemBuffer()) for _ in range(2)]
     assert log.count("service finalize_iteration") == 1
     # As where an iterator is dropped, and its end waits for a loop that is late.
     await lifecycle.end_epoch(first.tree)
