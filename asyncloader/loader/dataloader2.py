@@ -42,7 +42,7 @@ from asyncloader.places.elastic import Role
 from asyncloader.places.snapshot import without_graph
 from asyncloader.places.states import LoaderStates, own_state, unpickled_graph, workers_of
 from asyncloader.services.base import ReadingServiceInterface
-from asyncloader.services.hooks import ServiceHooks, hooks_of
+from asyncloader.services.hooks import ServiceHooks
 from asyncloader.services.in_process import InProcessReadingService
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class DataLoader2(Generic[T_co]):
         acknowledge: bool = False,
     ) -> None:
         self.reading_service = _own_service(reading_service)
-        self._hooks = hooks_of(self.reading_service)
+        lifecycle = Lifecycle(self.reading_service)
+        self._hooks = lifecycle.hooks
         self._acknowledges = checked_flag("acknowledge", acknowledge)
         # The latest iterator's; that of the present epoch is the engine's.
         self._buffer = ItemBuffer(acknowledges=self._acknowledges)
@@ -140,7 +141,7 @@ class DataLoader2(Generic[T_co]):
         #: The adapted graph; if none was given, None until ``load_state_dict`` brings it.
         self.datapipe: Any = None
         self._graph: Graph | None = None
-        self._engine = Engine(Lifecycle(self.reading_service), self._buffer.renewed())
+        self._engine = Engine(lifecycle, self._buffer.renewed())
         self._loaded: dict[str, Any] | None = None
         self._state_has_graph = True
         _check_adapters(datapipe_adapter_fn)
@@ -447,7 +448,7 @@ class DataLoader2(Generic[T_co]):
         until ``limit(None)``.
         """
         self._buffer.limit(num_batches)
-        self._engine.lifecycle.limit(num_batches)
+        self._hooks.limit(num_batches)
 
     def pause(self) -> None:
         """Yield nothing until ``resume``, and let no worker work; items in progress finish.

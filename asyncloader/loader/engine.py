@@ -253,7 +253,7 @@ class Engine:
 
     def _padding(self, position: int) -> int:
         """Return how many of the first ``position`` items of the epoch are padding."""
-        own = self.lifecycle.own_items()
+        own = self.lifecycle.hooks.own_items()
         return 0 if own is None else max(position - own, 0)
 
     def begin_async(self, buffer: ItemBuffer) -> AsyncEpoch:
@@ -311,14 +311,14 @@ class Engine:
         if self._closed is not None:
             LOOKOUT.forget(self.long_waits)
 
-    async def prepare_to_continue(self, buffer: ItemBuffer) -> None:
+    async def prepare_to_continue(self) -> None:
         """End the part of an epoch that ran with earlier settings, on the running loop."""
         self._changed_at = perf_counter()
         await self.end_epoch()
 
     def change_settings(self) -> None:
         """Let the rest of the present epoch run with what the service wants; from any thread."""
-        adjustable, epoch = self.lifecycle.adjustable(), self._epoch
+        adjustable, epoch = self.lifecycle.hooks.adjustable(), self._epoch
         # A record begins anew with the rest, and knows no items that wait for an ack.
         is_kept = self._buffer.acknowledged is not None and self._recorded() is not None
         if adjustable is not None and epoch is not None and not is_kept:
@@ -350,11 +350,10 @@ class Engine:
 
     def _begin_tuner(self, buffer: ItemBuffer, loop: asyncio.AbstractEventLoop) -> None:
         changed_at, self._changed_at = self._changed_at, None
-        if self.lifecycle.adjustable() is None:
+        if self.lifecycle.hooks.adjustable() is None:
             return
         self._tuner = Tuner(
-            self.lifecycle.adjustable,
-            self.lifecycle.worker_stats,
+            self.lifecycle.hooks,
             self.watching,
             buffer,
             changed_at,

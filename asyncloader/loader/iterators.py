@@ -92,7 +92,7 @@ class DataLoader2Iterator(Generic[T_co]):
         """
         self._state.buffer.limit(num_batches)
         if self._is_live():
-            self._engine.lifecycle.limit(num_batches)
+            self._engine.lifecycle.hooks.limit(num_batches)
 
     def pause(self) -> None:
         """Yield nothing until ``resume``, and let no worker work."""
@@ -328,7 +328,7 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
                 try:
                     return await self._epoch.next()  # type: ignore[no-any-return]  # an item
                 except SettingsChanged:
-                    await self._engine.prepare_to_continue(state.buffer)
+                    await self._engine.prepare_to_continue()
                     _check_live(state)
                     self._epoch = self._engine.continue_async(state.buffer)
         except (Exception, SystemExit):

@@ -61,10 +61,9 @@ from asyncloader.services.base import (
     unchanged,
 )
 from asyncloader.services.from_workers import FromWorkers, RecordedPass, added_without_order
-from asyncloader.services.hooks import Adjustable, Facts, graph_changer, hooks_of
+from asyncloader.services.hooks import graph_changer, hooks_of
 from asyncloader.shield import shielded
 from asyncloader.workers.graph_part import check_added
-from asyncloader.workers.worker_stats import WorkerStats
 
 CLOSE_SECONDS = 3.0
 
@@ -136,7 +135,9 @@ class Lifecycle:
         self._service_state: bytes | None = None
         self._started_from: bytes | None = None
         self._service = service
-        self._calls, self._hooks = ServiceCalls(service), hooks_of(service)
+        self._calls = ServiceCalls(service)
+        #: What else is asked of the service.
+        self.hooks = hooks_of(service)
         # Loops of several threads may want to start the service.
         self._starting = CrossLoopLock()
         # An epoch that was left is ended by one loop, and another may want to begin the next.
@@ -212,13 +213,13 @@ class Lifecycle:
 
     def needs_finalize(self) -> bool:
         """Whether the service holds something that it has not released yet."""
-        return self.life is not NEW and not self.is_closed and self._hooks.needs_finalize()
+        return self.life is not NEW and not self.is_closed and self.hooks.needs_finalize()
 
     def length(self, datapipe: Any) -> int:
         """Return how many items an epoch of a graph has; TypeError if that is not known yet."""
         changer = graph_changer(self._service)
         if not changer:
-            return self._hooks.length(datapipe)
+            return self.hooks.length(datapipe)
         if not self.is_started:
             raise TypeError(
                 f"{changer} may change how many items there are, so the loader has no length"
@@ -253,7 +254,7 @@ class Lifecycle:
         """Whether an epoch can begin, and nothing has to be done before."""
         is_between = self.life is not IN_EPOCH and not self._ending.is_held()
         is_usable = self.is_started and not self.is_closed
-        return is_usable and is_between and self._hooks.adjustable() is None
+        return is_usable and is_between and self.hooks.adjustable() is None
 
     async def begin_epoch(self, start: EpochStart, buffer: ItemBuffer) -> Edge[Any]:
         """End the epoch before, begin one, and return the edge to the graph's end.
@@ -274,29 +275,17 @@ class Lifecycle:
 
     async def adjust(self) -> None:
         """Let the service change to other settings, between epochs, if it wants that."""
-        adjustable = self._hooks.adjustable()
+        adjustable = self.hooks.adjustable()
         if adjustable is not None:
             graph = await adjustable.adopt()
             self.adapted = self.adapted if graph is None else graph
-
-    def adjustable(self) -> Adjustable | None:
-        """Return what can change the number of workers while the loader is used, or None."""
-        return self._hooks.adjustable()
-
-    def own_items(self) -> int | None:
-        """Return how many items of the epoch come before padding; None if that is not known."""
-        return self._hooks.own_items()
-
-    def worker_stats(self) -> list[WorkerStats]:
-        """Return how the service's processes are doing."""
-        return self._hooks.worker_stats()
 
     def begin_epoch_here(self, start: EpochStart, buffer: ItemBuffer) -> Edge[Any] | None:
         """Begin an epoch in the present thread; None if that has to be done on a loop.
 
         To have a loop in another thread do nothing takes longer than to make a small batch.
         """
-        if not (self._hooks.begins_and_ends_at_once() and self.is_ready()):
+        if not (self.hooks.begins_and_ends_at_once() and self.is_ready()):
             return None
         self.life = IN_EPOCH
         try:
@@ -309,7 +298,7 @@ class Lifecycle:
 
     def end_epoch_here(self, tree: RunTree) -> bool:
         """End the epoch of ``tree`` in the present thread; False if it has to be on a loop."""
-        if not self._hooks.begins_and_ends_at_once():
+        if not self.hooks.begins_and_ends_at_once():
             return False
         if tree is self._tree and self.life is IN_EPOCH:
             self.life = BETWEEN
@@ -327,17 +316,13 @@ class Lifecycle:
 
     def pause(self) -> None:
         """Let the service, and the pipes in this process, produce nothing for now."""
-        self._hooks.pause()
-        self._set_paused(True)
+        self.hooks.pause()
+        self._tree.set_paused(True)
 
     def resume(self) -> None:
         """Let the service, and the pipes in this process, produce items again."""
-        self._set_paused(False)
-        self._hooks.resume()
-
-    def limit(self, num_items: int | None) -> None:
-        """Tell the service after how many items the loader will stop for a while."""
-        self._hooks.limit(num_items)
+        self._tree.set_paused(False)
+        self.hooks.resume()
 
     async def aclose(self) -> None:
         """End the epoch and finalize the service; every later start raises LoaderClosed."""
@@ -351,9 +336,6 @@ class Lifecycle:
             if self.life is not NEW:
                 await self._calls.finalize()
 
-    def _set_paused(self, is_paused: bool) -> None:
-        self._tree.set_paused(is_paused)
-
     def __repr__(self) -> str:
         return repr(self._service)
 
@@ -362,14 +344,14 @@ class Lifecycle:
             raise LoaderClosed("the loader was shut down; make a new one to iterate again")
 
     async def _initialize(self, graph: Graph) -> None:
-        facts = fingerprint(graph)
+        given = fingerprint(graph)
         self._given = graph.pipes
         check_graph(graph, Purpose.RUN)
         try:
             state = self._service_state
             adapted = await self._adapted(graph.end, state)
-            workers, in_order = self._hooks.worker_count(), self._hooks.is_in_order()
-            await self._hooks.verify(Facts(facts, workers, in_order))
+            workers, in_order = self.hooks.worker_count(), self.hooks.is_in_order()
+            await self.hooks.verify(given, workers, in_order=in_order)
             self._records = any(map(is_recording, pipes_of(adapted)))
             self._is_to_record = any(isinstance(pipe, Numbering) for pipe in graph.pipes)
             self._has_to_record = unrepeatable(graph) is not None
@@ -395,7 +377,7 @@ class Lifecycle:
 
     async def _adapted(self, datapipe: Any, state: bytes | None) -> Any:
         if state is None:
-            workers = self._hooks.worker_count()
+            workers = self.hooks.worker_count()
             return await self._calls.initialize(datapipe, workers=workers)
         try:
             return await self._calls.restore(datapipe, state)
@@ -413,7 +395,7 @@ class Lifecycle:
             if draws:
                 set_graph_random_seed(self.adapted, seed_generator)
                 tell_epoch(pipes, seed_generator.epoch)
-            self._hooks.seed_rest()
+            self.hooks.seed_rest()
         prepared = self.adapted
         if reset is not unchanged:
             prepared = await self._prepared(reset, seed_generator)
@@ -435,7 +417,7 @@ class Lifecycle:
         self._recorded_end = prepared
         self._why_no_state = added_without_order(added) if added else self._why_no_state
         cursors = start.cursors
-        if start.position and (adjustable := self._hooks.adjustable()) is not None:
+        if start.position and (adjustable := self.hooks.adjustable()) is not None:
             cursors = adjustable.fitted(cursors)
         edge: Edge[Any] = Edge(prepared, tree)
         if start.position or cursors:
@@ -491,7 +473,7 @@ class Lifecycle:
         except LoaderError:
             raise
         except Exception as error:
-            if not self._hooks.worker_count():
+            if not self.hooks.worker_count():
                 raise
             # The same reset runs in the workers. The error is the same wherever it fails first.
             raise WorkerStartupError(

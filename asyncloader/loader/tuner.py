@@ -18,10 +18,9 @@ from asyncloader.deadline import time_left
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS
 from asyncloader.runtime import begin_task, running_loop
-from asyncloader.services.hooks import Adjustable
+from asyncloader.services.hooks import Adjustable, ServiceHooks
 from asyncloader.tuning import Window
 from asyncloader.waiting import call_soon
-from asyncloader.workers.worker_stats import WorkerStats
 
 #: A window is at least so long, and has at least so many items.
 _WINDOW_SECONDS = 0.4
@@ -86,15 +85,13 @@ class Tuner:
 
     def __init__(
         self,
-        adjustable: Callable[[], Adjustable | None],
-        worker_stats: Callable[[], list[WorkerStats]],
+        hooks: ServiceHooks,
         watching: Watching,
         buffer: ItemBuffer,
         changed_at: float | None,
         on_change: Callable[[], None],
     ) -> None:
-        self._adjustable = adjustable
-        self._worker_stats = worker_stats
+        self._hooks = hooks
         self._watching = watching
         # A loader that is dropped drops its buffer, and nothing has to be measured any more.
         self._buffer = weakref.ref(buffer)
@@ -135,7 +132,7 @@ class Tuner:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
-        adjustable, now, least_items = self._adjustable(), self._counts(), _WINDOW_ITEMS
+        adjustable, now, least_items = self._hooks.adjustable(), self._counts(), _WINDOW_ITEMS
         if adjustable is None or adjustable.running() < 0 or adjustable.wants_change():
             return
         if not self._has_noted:
@@ -169,7 +166,7 @@ class Tuner:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
             before = self._counts()
-        adjustable = self._adjustable()
+        adjustable = self._hooks.adjustable()
         if adjustable is None:
             return
         self._before = before
@@ -208,7 +205,7 @@ class Tuner:
     def _counts(self) -> _Counts:
         buffer = self._buffer()
         waited, away = self._watching.main.times()
-        workers = [each for each in self._worker_stats() if not each.is_dispatcher]
+        workers = [each for each in self._hooks.worker_stats() if not each.is_dispatcher]
         return _Counts(
             0 if buffer is None else buffer.passed,
             waited,

@@ -43,7 +43,7 @@ from asyncloader.ranks import (
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.from_workers import FromWorkers
-from asyncloader.services.hooks import Facts, ServiceHooks
+from asyncloader.services.hooks import ServiceHooks
 
 
 class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
@@ -135,13 +135,13 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
             check_graph(datapipe, Purpose.PADDED)
         return datapipe
 
-    async def verify(self, facts: Facts) -> None:
-        said = await self._meeting.agree(Topic.GRAPH, count=_digest(facts.graph))
+    async def verify(self, graph: Fingerprint, workers: int, *, in_order: bool) -> None:
+        said = await self._meeting.agree(Topic.GRAPH, count=_digest(graph))
         if others := _differing(said):
             raise RankError(
                 f"the graph on {ranks_in_words(others)} differs from that on rank 0, and all ranks"
                 f" must have the same graph; on this rank, {self._meeting.group.rank}, it is"
-                f" {_graph_in_words(facts.graph)}",
+                f" {_graph_in_words(graph)}",
                 ranks=tuple(others),
             )
         keys = await self._meeting.agree(Topic.GRAPH, window=1, count=self._keys)
@@ -154,7 +154,7 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
                 ranks=tuple(others),
             )
         rank, size = self.rank()
-        if size < self._meeting.group.size and not facts.is_in_order:
+        if size < self._meeting.group.size and not in_order:
             raise ValueError(
                 "workers with in_order=False yield items as they are ready, so ranks that should"
                 " load the same items would have them in different orders; leave out"
@@ -163,7 +163,7 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
         sizes = await self._meeting.agree(Topic.GROUP, count=size)
         places = await self._meeting.agree(Topic.GROUP, window=1, count=rank)
         _check_groups([each.count for each in places], [each.count for each in sizes])
-        said = await self._meeting.agree(Topic.WORKERS, count=facts.num_workers)
+        said = await self._meeting.agree(Topic.WORKERS, count=workers)
         if others := _differing(said):
             counts = ", ".join(str(each.count) for each in said)
             raise RankError(

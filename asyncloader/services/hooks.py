@@ -7,7 +7,6 @@ not know of them, and may have attributes of these names: ``hooks_of`` answers i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asyncloader.datapipes.running.cursors import Cursors
@@ -18,23 +17,14 @@ from asyncloader.tuning import Window
 from asyncloader.workers.worker_stats import WorkerStats
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What must be the same on all ranks once a loader's services are initialized."""
-
-    #: The graph as it was before any service changed it.
-    graph: Fingerprint
-    num_workers: int
-    #: Whether items come in the same order every time.
-    is_in_order: bool = True
-
-
 class ServiceHooks:
     """What a loader asks of a service; the answers here are of one that runs nothing itself."""
 
-    async def verify(self, facts: Facts) -> None:
+    async def verify(self, graph: Fingerprint, workers: int, *, in_order: bool) -> None:
         """Check what must be the same on all ranks, after all services are initialized.
 
+        That is the ``graph`` as it was before any service changed it, how many workers run it, and
+        whether items come in the same order every time.
         An error keeps the loader from starting, as if ``initialize`` had raised it.
         """
 

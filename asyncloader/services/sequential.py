@@ -15,6 +15,7 @@ from typing import Any
 
 from asyncloader.deadline import leaving_time
 from asyncloader.errors import SnapshotError
+from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     CheckpointableReadingServiceInterface,
@@ -27,7 +28,6 @@ from asyncloader.services.base import (
 )
 from asyncloader.services.hooks import (
     Adjustable,
-    Facts,
     ServiceHooks,
     counts_itself,
     graph_changer,
@@ -74,9 +74,9 @@ class SequentialReadingService(CheckpointableReadingServiceInterface, ServiceHoo
             datapipe = await service.initialize(datapipe, workers=self.worker_count())
         return datapipe
 
-    async def verify(self, facts: Facts) -> None:
+    async def verify(self, graph: Fingerprint, workers: int, *, in_order: bool) -> None:
         for hooks in self._hooks:
-            await hooks.verify(facts)
+            await hooks.verify(graph, workers, in_order=in_order)
 
     def checkpoint(self) -> bytes | None:  # type: ignore[override]  # None where no member has one
         states = [service.checkpoint() for service in self._calls]

@@ -128,8 +128,8 @@ class Comparing(Recorder, ServiceHooks):
 
     refuses = False
 
-    async def verify(self, facts):
-        self.log.append((f"{self.name} verify", facts.num_workers, len(facts.graph)))
+    async def verify(self, graph, workers, *, in_order):
+        self.log.append((f"{self.name} verify", workers, len(graph)))
         if self.refuses:
             raise LookupError("it differs")
 
