@@ -170,18 +170,15 @@ def _found_edges(pipe: Any) -> Iterator[Any]:
             yield from pipes_in(value)
 
 
-def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
+def pipes_from(pipe: Any, up_to: Callable[[Any], bool] | None = None) -> Iterator[Any]:
     """Yield a pipe and all that it reads, directly or not, each once, from last to first.
 
-    With ``to_splitters`` the walk stops at splitters, which other pipes read too.
+    The walk goes ``up_to`` splitters, which other pipes read too, or up to their branches.
     """
     waiting, seen = [pipe], {id(pipe)}
-    while waiting:
-        current = waiting.pop(0)
-        if to_splitters and is_splitter(current):
-            continue
+    for current in waiting:  # it grows while it is read
         yield current
-        for source in edges_of(current):
+        for source in [] if up_to is not None and up_to(current) else edges_of(current):
             if id(source) not in seen:
                 seen.add(id(source))
                 waiting.append(source)
@@ -222,7 +219,7 @@ def part_of(source: Edge[Any], cursors: Cursors) -> Cursors:
     branches are included, since a splitter needs those of all its branches.
     """
     branches = {place: each for place, each in cursors.items() if "splitter" in each}
-    return branches | cursors_of(pipes_from(source.pipe, to_splitters=True), cursors)
+    return branches | cursors_of(pipes_from(source.pipe, is_splitter), cursors)
 
 
 def resume_one(source: Edge[Any], position: int, cursors: Cursors) -> None:
@@ -236,19 +233,12 @@ def beginning(source: Edge[Any]) -> Cursors:
     A splitter has other readers too and knows itself where to begin.
     """
     first = source.first_cursors()
-    return cursors_of(pipes_from(source.pipe, to_splitters=True), first) if first else {}
+    return cursors_of(pipes_from(source.pipe, is_splitter), first) if first else {}
 
 
 def branches_above(pipe: Any) -> list[Any]:
     """Return the branches that a pipe reads, up to their splitters."""
-    found, waiting = [], [pipe]
-    while waiting:
-        pipe = waiting.pop()
-        if is_branch(pipe):
-            found.append(pipe)
-        else:
-            waiting += edges_of(pipe)
-    return found
+    return list(filter(is_branch, pipes_from(pipe, is_branch)))
 
 
 def at_beginning(pipe: Any, cursors: Cursors) -> Cursors:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from asyncloader.arguments import checked_count
 from asyncloader.datapipes.base import MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.edges import EndedBranches, edges_of, pipes_from, put_left
+from asyncloader.datapipes.edges import EndedBranches, pipes_from, put_left
 from asyncloader.datapipes.patterns import Pipe, PipePass
 from asyncloader.datapipes.randomness import (
     SeedPairs,
@@ -33,10 +33,9 @@ from asyncloader.datapipes.running.cursor_forms import (
 )
 from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.datapipes.running.run import Edge, RunTree
-from asyncloader.datapipes.running.traits import draws, keeps_one_of_several
+from asyncloader.datapipes.running.traits import draws, is_branch, keeps_one_of_several
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.split_pass import seeds_ahead
-from asyncloader.datapipes.splitting import Branch
 
 T = TypeVar("T")
 
@@ -293,23 +292,13 @@ def _read_again(sources: Sequence[Any]) -> list[Any]:
     found: dict[int, Any] = {}
     read: set[int] = set()
     for source in sources:
-        pipes = _up_to_branches(source)
-        for pipe in pipes.values():
+        # Up to branches, which share their splitter's pass.
+        pipes = list(pipes_from(source, is_branch))
+        for pipe in pipes:
             if id(pipe) in read:
                 found.update((id(each), each) for each in pipes_from(pipe))
-        read |= pipes.keys()
+        read.update(map(id, pipes))
     return list(found.values())
-
-
-def _up_to_branches(pipe: Any) -> dict[int, Any]:
-    """Return the pipes that a pipe reads, up to branches, which share their splitter's pass."""
-    found, waiting = {id(pipe): pipe}, [pipe]
-    while waiting:
-        current = waiting.pop()
-        fresh = [] if isinstance(current, Branch) else edges_of(current)
-        waiting += [each for each in fresh if id(each) not in found]
-        found.update((id(each), each) for each in fresh)
-    return found
 
 
 @functional_datapipe("repeat")

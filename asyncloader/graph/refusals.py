@@ -289,7 +289,7 @@ def _branch_raced_for(sources: Iterable[Any]) -> tuple[Any, Any] | None:
     """
     read: dict[int, Any] = {}
     for source in sources:
-        above = [*pipes_from(source, to_splitters=True)]
+        above = [*pipes_from(source, is_splitter)]
         ahead = next(filter(reads_ahead, above), None)
         for branch in above:
             if isinstance(branch, Branch):
