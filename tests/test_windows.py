@@ -85,4 +85,4 @@ def test_asking_for_workers_says_what_to_do_instead(tmp_path: Path) -> None:
     assert "MultiThreadingReadingService" in error
     assert "WSL" in error
     assert total == "6"
-    assert of_threads == "TorchsThreads 6"
+    assert of_threads == "MultiThreadingReadingService 6"

@@ -34,9 +34,9 @@ from asyncloader.services.distributed import DistributedReadingService
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.multi_threading import MultiThreadingReadingService
+from asyncloader.services.on_workers import with_number_alone
 from asyncloader.services.sequential import SequentialReadingService
 from asyncloader.system import HAS_WORKERS
-from asyncloader.worker_info import WorkerInfo
 
 logger = logging.getLogger("asyncloader")
 
@@ -230,11 +230,15 @@ class DataSetSettings:
         )
         if init_fn is not None:
             checked_function("worker_init_fn", init_fn, takes=1)
-        make = TorchsThreads if self._are_threads() else partial(TorchsProcesses, method)
+        make: Callable[..., ReadingServiceInterface] = (
+            MultiThreadingReadingService
+            if self._are_threads()
+            else partial(MultiProcessingReadingService, multiprocessing_context=method)
+        )
         return make(
             num_workers=self.num_workers,
             worker_prefetch_cnt=10 if self.prefetch_factor is None else self.prefetch_factor,
-            worker_init_fn=None if init_fn is None else partial(_call_with_number, init_fn),
+            worker_init_fn=None if init_fn is None else partial(with_number_alone, init_fn),
             in_order=self.in_order,
             timeout=self.timeout or None,
             on_worker_death=self.on_worker_death,
@@ -262,32 +266,9 @@ class DataSetSettings:
         return int(drawn.item())
 
 
-class TorchsProcesses(MultiProcessingReadingService):
-    """Worker processes whose init function cannot change the graph, so the length is known."""
-
-    def __init__(self, multiprocessing_context: str | None, **settings: Any) -> None:
-        super().__init__(multiprocessing_context=multiprocessing_context, **settings)
-
-    def graph_changer(self) -> str:
-        return ""
-
-
-class TorchsThreads(MultiThreadingReadingService):
-    """The same in threads."""
-
-    def graph_changer(self) -> str:
-        return ""
-
-
 def _divides_among_ranks(sampler: Any) -> bool:
     counts = ("num_replicas", "world_size")
     return hasattr(sampler, "set_epoch") and any(hasattr(sampler, name) for name in counts)
-
-
-def _call_with_number(function: Callable[[int], Any], pipe: Any, info: WorkerInfo) -> Any:
-    """Call a worker's init function as torch does, and return the pipe as it is."""
-    function(info.worker_id)
-    return pipe
 
 
 def converted(item: Any) -> Any:

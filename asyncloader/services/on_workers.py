@@ -299,7 +299,9 @@ class WorkersReadingService(ReadingServiceInterface, ServiceHooks, ABC):
 
     def graph_changer(self) -> str:
         init_fn = self.worker_init_fn
-        return "" if init_fn is None else f"worker_init_fn={function_name(init_fn)}"
+        if init_fn is None or getattr(init_fn, "func", None) is with_number_alone:
+            return ""
+        return f"worker_init_fn={function_name(init_fn)}"
 
     def is_in_order(self) -> bool:
         return self.in_order or self.worker_count() == 0
@@ -493,6 +495,12 @@ class WorkersReadingService(ReadingServiceInterface, ServiceHooks, ABC):
             prefetch_bytes=self.prefetch_bytes,
             max_restarts=self.max_restarts if restarts else None,
         )
+
+
+def with_number_alone(function: Callable[[int], Any], pipe: Any, info: WorkerInfo) -> Any:
+    """Call an init function as torch does, which leaves the pipe as it is."""
+    function(info.worker_id)
+    return pipe
 
 
 @dataclass(frozen=True)
