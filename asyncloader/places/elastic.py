@@ -130,7 +130,9 @@ def _fitted_of_part(
     own = fitted.pop(end, None)
     found = {number: fitted.pop(number) for number in list(fitted) if number in above}
     if own is not None and "workers" in own:
-        found = _least_advanced(own, above)
+        place = place_of_cursor(own)
+        positions = [start.mark.position for start in place.starts]
+        found = _least_advanced(place, positions, above)
     elif own is not None and SPREAD in own:
         found = dict(own[SPREAD])
     for pipe in part.pipes:
@@ -177,27 +179,27 @@ def _whole_record(
     graph: Graph, part: WorkerPart, above: set[int | None], cursors: Cursors, taken_with: int
 ) -> WholeRecord:
     if not taken_with:
-        record = Recorded.loaded(cursors[_number(recorded_from(graph))])
-        own_above = {number: cursor for number, cursor in cursors.items() if number in above}
-        return WholeRecord(record.numbers(), record.left_out, record.pending(), own_above)
+        return _record_here(graph, cursors, above)
     own = cursors[_number(part.end)]
     shares = [Settled.of(SettledRuns(*share)) for share in own["shares"]]
-    place = place_of_shares(own)
-    if place.deal is not None:
-        own_above = place.deal.mark.cursors
-    else:
-        frontiers = [share.frontier * taken_with + at for at, share in enumerate(shares)]
-        behind = frontiers.index(min(frontiers))
-        marked = place.starts[behind].mark.cursors
-        own_above = {number: cursor for number, cursor in marked.items() if number in above}
+    own_above = _least_advanced(place_of_shares(own), [each.frontier for each in shares], above)
     pending = Pending(own.get("kept", ()), own.get("attempts", ()))
     return WholeRecord(joined_shares(shares), own["left_out"], pending, own_above)
 
 
-def _record_for(graph: Graph, part: WorkerPart, whole: WholeRecord, run_with: int) -> Cursors:
+def _record_here(graph: Graph, cursors: Cursors, above: set[int | None]) -> WholeRecord:
+    """Return the record of a run without workers."""
+    record = Recorded.loaded(cursors[_number(recorded_from(graph))])
+    own_above = _only(cursors, above)
+    return WholeRecord(record.numbers(), record.left_out, record.pending(), own_above)
+
+
+def _record_for(
+    graph: Graph, part: WorkerPart | None, whole: WholeRecord, run_with: int
+) -> Cursors:
     """Return the cursors with which so many workers, or none, go on after what is settled."""
     settled, left_out, pending, above = whole
-    if not run_with:
+    if part is None or not run_with:
         first = recorded_from(graph)
         return {**above, _number(first): Recorded.of(settled.plain(), left_out, pending).saved()}
     shares = [share.plain() for share in shared(settled, run_with)]
@@ -365,15 +367,22 @@ def divides(pipe: Any) -> bool:
     )
 
 
-def _least_advanced(own: Cursor, above: set[int | None]) -> Cursors:
-    """Return the place, above the division, of the worker that was furthest behind."""
-    place = place_of_cursor(own)
+def _least_advanced(
+    place: StreamPlace, positions: Sequence[int], above: set[int | None]
+) -> Cursors:
+    """Return the place, above the division, of the worker that was furthest behind.
+
+    ``positions`` are those of the workers, each in its own share.
+    """
     if place.deal is not None:
         return place.deal.mark.cursors
-    count = len(place.starts)
-    marks = [start.mark for start in place.starts]
-    behind = min(enumerate(marks), key=lambda pair: pair[1].position * count + pair[0])[1]
-    return {number: cursor for number, cursor in behind.cursors.items() if number in above}
+    # The first of those that are level has the earliest item.
+    behind = positions.index(min(positions))
+    return _only(place.starts[behind].mark.cursors, above)
+
+
+def _only(cursors: Cursors, numbers: set[int | None]) -> Cursors:
+    return {number: cursor for number, cursor in cursors.items() if number in numbers}
 
 
 def _numbers_above(division: Any) -> set[int | None]:
@@ -417,7 +426,7 @@ def regroup(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, 
     above = _numbers_above(division)
     # The first rank's cursors are of its last item or earlier, so they are not after position.
     alone = refit(graph, moment[0].cursors, taken_with=taken_with, run_with=0)
-    whole = {number: cursor for number, cursor in alone.items() if number in above}
+    whole = _only(alone, above)
     block = _block_size(graph, division, role.workers)
     items = [items_before(position, rank, role.ranks, block) for rank in range(role.ranks)]
     cursors = refit(graph, whole, taken_with=0, run_with=role.workers)
@@ -434,7 +443,8 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     before, part = moment[0], recorded_part(graph, in_order=role.in_order)
     division = _rank_division(graph, len(moment), role, _numbered(graph, part))
     block = _block_size(graph, division, before.workers)
-    read = _reader_of_records(graph, part)
+    above = _numbers_above(division)
+    read = _reader_of_records(graph, part, above)
     records = [
         (RankOrder(rank, len(moment), block), read(each) if each.cursors else _NO_RECORD)
         for rank, each in enumerate(moment)
@@ -452,45 +462,36 @@ def united(graph: Graph, moment: Sequence[Snapshot], role: Role) -> tuple[int, C
     for order, record in records:
         whole.parts |= {order.number(at): parts for at, parts in record.settled.parts.items()}
         whole.failed.update(record.settled.failed)
-    above = _numbers_above(division)
-    behind = records[numbers.index(min(numbers))][1].above
-    own_above = {number: cursor for number, cursor in behind.items() if number in above}
+    own_above = _only(records[numbers.index(min(numbers))][1].above, above)
     own = RankOrder(role.rank, role.ranks, _block_size(graph, division, role.workers))
     # Each number is counted once, whoever has left it out.
     left_out = _sum_of([record.left_out for _, record in records]) if role.rank == 0 else []
     of_each = (record.pending.renumbered(order.number) for order, record in records)
     pending = Pending.together(each.renumbered(own.own_index) for each in of_each)
     mine = WholeRecord(own.share_of(whole), left_out, pending, own_above)
-    if part is not None:
-        cursors = _record_for(graph, part, mine, role.workers)
-    else:
-        here = _record_here(recorded_from(graph), mine)
-        cursors = refit(graph, here, taken_with=0, run_with=role.workers)
+    cursors = _record_for(graph, part, mine, role.workers)
+    if part is None:
+        cursors = refit(graph, cursors, taken_with=0, run_with=role.workers)
     return max(1, sum(counts) // role.ranks), cursors
 
 
 _NO_RECORD = WholeRecord(Settled(), [], Pending(), {})
 
 
-def _reader_of_records(graph: Graph, part: WorkerPart | None) -> Callable[[Snapshot], WholeRecord]:
+def _reader_of_records(
+    graph: Graph, part: WorkerPart | None, above: set[int | None]
+) -> Callable[[Snapshot], WholeRecord]:
     """Return what reads the record in the snapshot of a rank; it looks at the graph once."""
     if part is not None:
         clash = "the states cannot be resumed by other ranks or workers"
-        above = _numbers_above(_worker_division(_numbered(graph, part), clash))
-        return lambda one: _whole_record(graph, part, above, one.cursors, one.workers)
-    first = _number(recorded_from(graph))
+        in_workers = _numbers_above(_worker_division(_numbered(graph, part), clash))
+        return lambda one: _whole_record(graph, part, in_workers, one.cursors, one.workers)
 
     def read(one: Snapshot) -> WholeRecord:
         alone = refit(graph, one.cursors, taken_with=one.workers, run_with=0)
-        record = Recorded.loaded(alone[first])
-        return WholeRecord(record.numbers(), record.left_out, record.pending(), alone)
+        return _record_here(graph, alone, above)
 
     return read
-
-
-def _record_here(first: Any, whole: WholeRecord) -> Cursors:
-    record = Recorded.of(whole.settled.plain(), whole.left_out, whole.pending)
-    return {**whole.above, _number(first): record.saved()}
 
 
 def _sum_of(tables: Iterable[Iterable[Sequence[Any]]]) -> list[list[Any]]:

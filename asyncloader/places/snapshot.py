@@ -37,12 +37,10 @@ from asyncloader.datapipes.running.cursor_forms import (
     row,
     whole,
 )
+from asyncloader.datapipes.running.cursors import Cursors
 from asyncloader.errors import SnapshotError
 from asyncloader.places.checksums import checksum, checksum_in
 from asyncloader.places.versions import VERSION, as_present, this_release
-
-#: The cursors of a graph's pipes, by their numbers in it.
-Cursors = dict[int, dict[str, Any]]
 
 _GRAPH = "serialized_datapipe"
 _FIELDS = (

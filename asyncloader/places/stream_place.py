@@ -153,11 +153,11 @@ class PartFacts(NamedTuple):
     is_recorded: bool = False
 
 
-def _starts_form(part: PartFacts) -> Form:
-    mark = _MARK
-    if part.dispatch is not None:
-        mark = instead(_MARK, part.dispatch, form_of_state(Dealt, part))
-    return each_of(part.workers, row(mark, COUNT))
+def _mark_form(part: PartFacts) -> Form:
+    """Return the form of a worker's mark."""
+    if part.dispatch is None:
+        return _MARK
+    return instead(_MARK, part.dispatch, form_of_state(Dealt, part))
 
 
 def _deal_form(part: PartFacts) -> Form:
@@ -174,7 +174,9 @@ class Streaming(Fields):
     in_order: Annotated[bool, just(True)] | None = None
     runs: Annotated[list[Any], just([])] | None = None
     told: Annotated[list[Any], just([])] | None = None
-    workers: Annotated[list[Any], Of(_starts_form)]
+    workers: Annotated[
+        list[Any], Of(lambda part: each_of(part.workers, row(_mark_form(part), COUNT)))
+    ]
     turns: Annotated[
         list[int], Of(lambda part: list_of(whole(most=part.workers - 1), most=part.workers))
     ]
@@ -211,13 +213,6 @@ def _shares_form(part: PartFacts) -> Form:
     return each_of(part.workers, check)
 
 
-def _marks_form(part: PartFacts) -> Form:
-    mark = _MARK
-    if part.dispatch is not None:
-        mark = instead(_MARK, part.dispatch, form_of_state(Dealt, part))
-    return each_of(part.workers, mark)
-
-
 class SharesRecorded(Fields):
     """The place of a part in which it was recorded what becomes of each item.
 
@@ -226,7 +221,7 @@ class SharesRecorded(Fields):
     """
 
     shares: Annotated[list[Any], Of(_shares_form)]
-    marks: Annotated[list[Any], Of(_marks_form)]
+    marks: Annotated[list[Any], Of(lambda part: each_of(part.workers, _mark_form(part)))]
     left_out: Annotated[list[list[Any]], reasons_form] = field(default_factory=list)
     kept: Annotated[list[list[Any]], kept_form] | None = None
     deal: Annotated[list[Any], Of(_deal_form)] | None = None
