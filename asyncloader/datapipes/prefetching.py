@@ -159,90 +159,80 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
 
 
 class PrefetchPass(Pass[T]):
-    """One pass over a Prefetcher: what was read ahead of the consumer, while it is iterated."""
+    """One pass over a Prefetcher: what was read ahead of the consumer."""
 
     runs_ahead = True
 
-    _ahead: ReadAhead[T] | None = None
+    def __init__(self, edge: Edge[Any]) -> None:
+        super().__init__(edge)
+        #: How many items of the source come before the first that is read.
+        self.first = 0
+        #: How many were read, and how many yielded.
+        self.taken = self.yielded = 0
+        #: The others.
+        self.held: deque[T] = deque()
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        pipe = self.pipe
-        self._ahead = ahead = ReadAhead(self.source, pipe.buffer_size, pipe.buffer_bytes)
-        ahead.start(repr(pipe))
+        ahead = ReadAhead(self)
+        ahead.start(repr(self.pipe))
         try:
             while await ahead.has_next():
                 yield ahead.next()
         finally:
             await ahead.aclose()
 
-    @property
-    def yielded(self) -> int:
-        """How many items were yielded."""
-        return 0 if self._ahead is None else self._ahead.yielded
-
-    @property
-    def taken(self) -> int:
-        """How many items were read."""
-        return 0 if self._ahead is None else self._ahead.taken
-
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.first = position
         self.source.resume(position, cursors)
         return 0
 
     def needs(self) -> int:
-        return 0 if self._ahead is None else self._ahead.first + self._ahead.yielded
+        return self.first + self.yielded
 
     def fullness(self) -> tuple[int, int]:
-        return (0, 0) if self._ahead is None else self._ahead.fullness()
+        return len(self.held), self.pipe.buffer_size
 
 
 class ReadAhead(RunningAhead, Generic[T]):
-    """The items read ahead of a consumer on the same loop."""
+    """The task that reads ahead of a consumer on the same loop."""
 
-    def __init__(self, source: Edge[T], buffer_size: int, buffer_bytes: int | None = None) -> None:
-        super().__init__(source)
-        self.buffer_size = buffer_size
-        self.buffer_bytes = buffer_bytes
-        #: How many bytes each of the items takes, and all together, where that is limited.
+    def __init__(self, running: PrefetchPass[T]) -> None:
+        super().__init__(running.source)
+        self._running = running
+        self._size: int = running.pipe.buffer_size
+        self._bytes: int | None = running.pipe.buffer_bytes
+        #: How many bytes each of the held items takes, and all together, where that is limited.
         self._weights: deque[int] = deque()
         self._weight = 0
-        #: How many items of the source come before the first that is read, and how many were.
-        self.first = source.first_position()
-        self.taken = 0
-        self.yielded = 0
-        self.buffer: deque[T] = deque()
 
     def hold(self, item: T) -> None:
-        if self.buffer_bytes is not None:
+        running = self._running
+        if self._bytes is not None:
             self._weights.append(weight_of(item))
             self._weight += self._weights[-1]
-        self.buffer.append(item)
-        self.taken += 1
-        self.reads.passed(self.first + self.taken)
+        running.held.append(item)
+        running.taken += 1
+        self.reads.passed(running.first + running.taken)
         self.wake_consumer()
 
     def has_room(self) -> bool:
-        is_light = self.buffer_bytes is None or self._weight < self.buffer_bytes
-        return is_light and len(self.buffer) < self.buffer_size
+        is_light = self._bytes is None or self._weight < self._bytes
+        return is_light and len(self._running.held) < self._size
 
     def has_something(self) -> bool:
-        return bool(self.buffer)
+        return bool(self._running.held)
 
     def next(self) -> T:
         """Take the oldest item; call it only after ``has_next`` returned True."""
-        item = self.buffer.popleft()
-        if self.buffer_bytes is not None:
+        item = self._running.held.popleft()
+        if self._bytes is not None:
             self._weight -= self._weights.popleft()
-        self.yielded += 1
+        self._running.yielded += 1
         self.wake_reader()
         return item
 
     def drop(self) -> None:
-        self.buffer.clear()
-
-    def fullness(self) -> tuple[int, int]:
-        """Return how many items are held, and how many may be."""
-        return len(self.buffer), self.buffer_size
+        self._running.held.clear()
 
 
 @functional_datapipe("pin_memory")

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from time import perf_counter
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from asyncloader.datapipes.running.cursors import aclose_items, close_items
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
@@ -32,16 +32,10 @@ from asyncloader.runtime import begin_task
 from asyncloader.waiting import LoopWaiter, ThreadWaiter
 
 
-class Wakes(Protocol):
-    """Somebody who may wait for a condition."""
-
-    def wake(self) -> None: ...
-
-
 class Ahead(ABC):
     """What was read ahead of a consumer and not taken yet, and how far that may go."""
 
-    def __init__(self, reader: Wakes, consumer: Wakes) -> None:
+    def __init__(self, reader: LoopWaiter | ThreadWaiter, consumer: LoopWaiter | Makers) -> None:
         self._reader = reader
         self._consumer = consumer
         self._is_paused = False
