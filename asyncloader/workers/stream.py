@@ -54,7 +54,7 @@ _UNLOOKED_BYTES = 128 << 10
 #: is made ahead: so much for each worker, which the processor's cache has until it is read. Each
 #: item is made in the memory of one that was read just before.
 _QUICK_BYTES = 1 << 30
-_CACHE_BYTES = 4 << 20
+_CACHE_BYTES = 16 << 20
 
 
 class Stream:

@@ -443,8 +443,9 @@ def test_an_end_that_comes_while_the_timer_sends_is_told_once_and_last(bench, mo
 @pytest.mark.parametrize(
     ("mebibytes", "seconds", "ahead"),
     [
-        pytest.param(1, 0.0005, 2, id="several in a frame"),
-        pytest.param(4, 0.002, 1, id="as large as what is made ahead"),
+        pytest.param(1, 0.0005, 4, id="several in a frame"),
+        pytest.param(4, 0.002, 4, id="a quarter of what is made ahead"),
+        pytest.param(16, 0.008, 1, id="as large as what is made ahead"),
         pytest.param(32, 0.016, 1, id="larger"),
         pytest.param(4, 0.2, 10, id="slow"),
         pytest.param(4, 0.005, 10, id="slower than memory"),
