@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from asyncloader.datapipes.prefetching import bounded_weight_of
+from asyncloader.datapipes.running.cursor_forms import is_array, is_tensor
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.graph.refusals import shared_files
@@ -79,7 +80,7 @@ class HandingPacking:
         if not (nbytes := plain_size(item)):
             return False
         if type(item) in _CHANGING and self.plain and self.plain[-1] is item:
-            self._warn_of_same(item)
+            self._warn_of_same(item, "the same {}")
         self.plain.append(item)
         self.nbytes += nbytes
         return True
@@ -87,8 +88,11 @@ class HandingPacking:
     def add_other(self, item: Any) -> None:
         """Add an item that is not plain."""
         if type(item) not in _UNCHANGING:
-            if self._latest() is item or (self.plain and self.plain[-1] is item):
-                self._warn_of_same(item)
+            latest = self._latest()
+            if latest is item or (self.plain and self.plain[-1] is item):
+                self._warn_of_same(item, "the same {}")
+            elif latest is not None and 0 != _address_of(item) == _address_of(latest):
+                self._warn_of_same(item, "a {} of the same memory")
             self._latest = _reference_to(item)
         self.plain.append(item)
         self.nbytes += bounded_weight_of(item)
@@ -116,11 +120,11 @@ class HandingPacking:
         self.plain.clear()
         self.nbytes = 0
 
-    def _warn_of_same(self, item: Any) -> None:
+    def _warn_of_same(self, item: Any, what: str) -> None:
         warnings.warn(
-            f"{stage_name(self._pipe)} has yielded the same {type(item).__qualname__} twice in a"
-            " row. Threads hand items over as they are, so if it is changed in between, whoever has"
-            " the first sees the second: yield another object each time, a copy for example",
+            f"{stage_name(self._pipe)} has yielded {what.format(type(item).__qualname__)} twice in"
+            " a row. Threads hand items over as they are, so if it is changed in between, whoever"
+            " has the first sees the second: yield another object each time, a copy for example",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -140,6 +144,13 @@ def _reference_to(item: Any) -> Callable[[], Any]:
         return weakref.ref(item)
     except TypeError:
         return _nothing
+
+
+def _address_of(item: Any) -> int:
+    """Return where the elements of a tensor or an array begin; 0 for all else."""
+    if is_tensor(item):
+        return int(item.data_ptr())
+    return int(item.__array_interface__["data"][0]) if is_array(item) else 0
 
 
 def _nothing() -> None:

@@ -148,6 +148,26 @@ def test_who_yields_the_same_object_again_is_warned_of(yielded):
         drain(loader_of(Same(), 1))
 
 
+@pytest.mark.parametrize(
+    ("memory", "named"), [(numpy.zeros(1000), "ndarray"), (torch.zeros(1000), "Tensor")]
+)
+def test_who_yields_the_same_memory_again_is_warned_of(memory, named):
+    def look_up(number: int) -> Any:
+        memory[:] = number
+        return memory[:]
+
+    graph = IterableWrapper(range(100)).map(look_up)
+    said = rf"map\(look_up\) has yielded a {named} of the same memory twice in a row"
+    with pytest.warns(RuntimeWarning, match=said):
+        drain(loader_of(graph, 1))
+
+
+def test_parts_of_one_array_may_come_one_after_the_other(recwarn):
+    rows = list(numpy.zeros((20, 1000)))
+    assert len(drain(loader_of(IterableWrapper(rows).sharding_filter(), 2))) == 20
+    assert not recwarn
+
+
 @pytest.mark.parametrize("item", [1, "text", b"x" * 100_000, (1, [2]), None, "x" * 100_000])
 def test_what_nobody_can_change_may_come_again(item, recwarn):
     assert drain(loader_of(IterableWrapper([item] * 20).sharding_filter(), 2)) == [item] * 20
