@@ -611,7 +611,7 @@ def test_a_state_of_before_is_that_of_a_pipe_that_repeats():
     other = IterableWrapper(range(6)).filter(is_even, repeatable=False)
     with (
         DataLoader2(other) as loader,
-        pytest.raises(SnapshotError, match="repeatable of Filter was not plain data and is False"),
+        pytest.raises(SnapshotError, match="repeatable of Filter was True and is False"),
     ):
         loader.load_state_dict(state)
 
