@@ -174,6 +174,8 @@ class Topic(IntEnum):
     SEED = 4
     PLACE = 5
     WINDOW = 6
+    #: The last that a rank says: ``count`` is another that it has lost.
+    LOST = 7
 
 
 class Flags(IntFlag):
@@ -357,6 +359,7 @@ class GlooGroup(AwaitsOthers):
                     answer.set_result(said)
                     continue
                 lost = self._lost(unheard, began)
+                self._tell_of(min(unheard))
             answer.set_exception(lost.with_traceback(None))
 
     def _exchanged(
@@ -367,34 +370,53 @@ class GlooGroup(AwaitsOthers):
         import torch.distributed as dist
 
         unheard: dict[int, Exception] = {}
-
-        def attempt(rank: int, act: Callable[..., Any], *given: Any, **named: Any) -> Any:
-            try:
-                return act(*given, **named)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the rank is not heard
-                unheard[rank] = error
-
         own = torch.tensor(statement.words(), dtype=torch.int64)
         said = [own.clone() for _ in range(self.size)]
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        group, calls = self._group, ((dist.irecv, said), (dist.isend, [own] * self.size))
-        works: list[tuple[int, Any]] = [
-            (rank, attempt(rank, call, words[rank], rank, group=group))
-            for call, words in calls
-            for rank in others
-        ]
+        heard = self._begun(dist.irecv, said, unheard)
+        told = self._begun(dist.isend, [own] * self.size, unheard)
         # Gloo uses them as long as it has a connection to somebody.
-        self._under_way = [own, said, works]
+        self._under_way = [own, said, heard, told]
         # All that can be told are told by now, so that each finds out for itself who is gone.
-        for rank, work in works:
+        for rank, work in (*heard.items(), *told.items()):
             # In time, one that cannot be heard is enough. Later gloo says it of each at once.
             if unheard and not self._is_late(began):
                 break
             left = max(began + self._timeout - time.monotonic(), 0.001)
             if rank not in unheard:
                 self._awaited = (rank,)
-                attempt(rank, work.wait, timedelta(seconds=left))
+                try:
+                    work.wait(timedelta(seconds=left))
+                except Exception as error:  # noqa: BLE001 - whatever it is, the rank is not heard
+                    unheard[rank] = error
+            last = Statement.from_words(said[rank].tolist())
+            if last.kind is Topic.LOST:
+                lost = rank if last.count == self.rank else last.count
+                unheard[lost] = RankError(f"rank {rank} has lost rank {last.count}")
         return [Statement.from_words(words.tolist()) for words in said], unheard
+
+    def _begun(
+        self, call: Callable[..., Any], words: list[Any], unheard: dict[int, Exception]
+    ) -> dict[int, Any]:
+        """Begin to tell words to each other rank, or to hear them; return what is under way."""
+        begun: dict[int, Any] = {}
+        for rank in range(self.size):
+            if rank != self.rank:
+                try:
+                    begun[rank] = call(words[rank], rank, group=self._group)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the rank is not heard
+                    unheard[rank] = error
+        return begun
+
+    def _tell_of(self, lost: int) -> None:
+        """Tell all that can be told of a rank that was lost.
+
+        Others may have heard it in time, and wait for what this rank says next.
+        """
+        import torch
+        import torch.distributed as dist
+
+        words = torch.tensor(Statement(0, Topic.LOST, count=lost).words(), dtype=torch.int64)
+        self._under_way += [words, self._begun(dist.isend, [words] * self.size, {})]
 
     def _is_late(self, began: float) -> bool:
         return time.monotonic() - began >= 0.9 * self._timeout

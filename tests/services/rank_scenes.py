@@ -26,8 +26,8 @@ from asyncloader import (
 )
 from asyncloader.adapters import FullSync
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.errors import SnapshotError
-from asyncloader.ranks import GlooGroup
+from asyncloader.errors import RankError, SnapshotError
+from asyncloader.ranks import GlooGroup, Statement, Topic, open_group
 from tests.leaks import leaves_nothing
 from tests.processes.ranks import scene
 
@@ -786,6 +786,35 @@ async def rank_1_ends(how: str, timeout: float) -> Any:
     await asyncio.to_thread(until_said, *words_of_others("found out"))
     await loader.aclose()
     return error, again, seconds
+
+
+@scene
+async def rank_1_ends_when_only_rank_2_has_heard_it() -> Any:
+    """Return what ranks find out who wait for one that has lost another."""
+    group = await open_group(TIMEOUT)
+    assert isinstance(group, GlooGroup)
+    statement = Statement(1, Topic.WINDOW)
+    await group.exchange(statement)
+    if rank() == 1:
+        words = torch.tensor(statement.words())
+        for work in (
+            dist.irecv(words.clone(), 2, group=group._group),
+            dist.isend(words, 2, group=group._group),
+        ):
+            work.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank() == 2:
+        await group.exchange(statement)
+    began = time.monotonic()
+    try:
+        await group.exchange(statement)
+    except RankError as error:
+        return str(error), error.ranks, time.monotonic() - began
+    finally:
+        # Whoever leaves is missed as well.
+        say(f"found out on {rank()}")
+        await asyncio.to_thread(until_said, *words_of_others("found out"))
+        await group.aclose()
 
 
 @scene

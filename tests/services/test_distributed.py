@@ -458,6 +458,16 @@ def test_a_rank_that_ends_is_named_on_the_others_and_again(company, how, size, t
             assert seconds < 20
 
 
+def test_a_rank_that_has_lost_another_tells_those_who_wait_for_it(company):
+    played = company.play("rank_1_ends_when_only_rank_2_has_heard_it", 3, ends=1)
+    for rank in (0, 2):
+        message, ranks, seconds = played[rank]
+        assert message.startswith(f"rank {rank} lost rank 1: a process ended")
+        assert ranks == [1]
+        # The timeout is 30 s.
+        assert seconds < 15
+
+
 # Without ranks --------------------------------------------------------------------------
 
 
