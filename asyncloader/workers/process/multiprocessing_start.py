@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any
 
 from asyncloader import system
-from asyncloader.errors import WorkerStartupError
+from asyncloader.errors import ResourceExhausted, WorkerStartupError
 from asyncloader.runtime import require_descriptors, require_process, start_thread
 from asyncloader.waiting import do_nothing
 from asyncloader.workers.process.child import (
@@ -279,9 +279,26 @@ def _start(
 
 
 def _close(process: BaseProcess) -> None:
+    try:
+        process.close()
+    except ValueError:
+        # It was killed a moment ago; or another has reaped it, and then nobody waits long.
+        if process._parent_pid == os.getpid():  # type: ignore[attr-defined]
+            # Whoever cannot start a thread leaves it to the next start, or to its own end.
+            with contextlib.suppress(RuntimeError, ResourceExhausted):
+                _start_waiter(process, partial(_close_dead, process))
+
+
+def _close_dead(process: BaseProcess) -> None:
+    process.join()
     # It refuses if another reaped the process, and the exit code is lost.
     with contextlib.suppress(ValueError):
         process.close()
+
+
+def _start_waiter(process: BaseProcess, wait: Callable[[], None]) -> None:
+    name = f"{OUR_THREADS} waits for {process.pid}"
+    start_thread(threading.Thread(target=wait, name=name, daemon=True))
 
 
 def _told_death(process: BaseProcess) -> int:
@@ -299,9 +316,8 @@ def _awaited_death(process: BaseProcess) -> int:
         process.join()
         os.close(alive)
 
-    name = f"{OUR_THREADS} waits for {process.pid}"
     try:
-        start_thread(threading.Thread(target=wait, name=name, daemon=True))
+        _start_waiter(process, wait)
     except BaseException:
         os.close(dead)
         os.close(alive)

@@ -618,6 +618,18 @@ async def test_a_finalizer_kills_without_a_loop(method: str | None) -> None:
 
 
 @every_method
+async def test_who_has_no_time_to_see_a_death_leaves_no_zombie(method: str | None) -> None:
+    async with running("echo", method=method):
+        pass
+    with leaves_nothing():
+        process = await start_process(plan("be_busy", "stopped"), method=method, timeout=60)
+        death_fd = os.dup(process.death_fd)
+        kill_processes_now([process], timeout=0)
+        assert system.is_readable(death_fd, SOON)
+        os.close(death_fd)
+
+
+@every_method
 async def test_a_forked_copy_of_the_loader_leaves_the_children_alone(method: str | None) -> None:
     async with running("echo", method=method) as process:
         with warnings.catch_warnings():
