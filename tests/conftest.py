@@ -117,10 +117,27 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--more`` and ``--whole``."""
-    more = "run the soaks, and other cases of the sweeps, three in forty-eight"
+    more = "run the soaks, and other cases of the sweeps, one in forty-eight"
     parser.addoption("--more", action="store_true", help=more)
     whole = "run the soaks, and the sweeps with all of their cases"
     parser.addoption("--whole", action="store_true", help=whole)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file for its sweeps and soaks that has none."""
+    asked_for = config.option.markexpr.startswith("(sweep or soak)")
+    if asked_for and collection_path.match("test_*.py") and not _may_have_marks(collection_path):
+        return True
+    return None
+
+
+MARKS = ("sweep", "soak")
+
+
+def _may_have_marks(file: Path) -> bool:
+    """Say whether a file has one of the marks' names in it, as each has to that uses them."""
+    text = file.read_text()
+    return any(mark in text for mark in MARKS)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -136,15 +153,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (not _takes_long(item.path), -counts[item.path], item.path))
 
 
-#: Of the cases of a sweep, one in so many is run as a rule.
+#: Of the cases of a sweep, one in so many is run as a rule, and another one by ``--more``.
 ONE_IN = 48
-#: For each of them ``--more`` runs so many others.
-OTHERS = 3
 
 
 def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
     """Return the cases of sweeps that are not run now; and the soaks, without ``more``."""
     soaks = [item for item in items if item.get_closest_marker("soak")]
+    for file in {item.path for item in items if any(map(item.get_closest_marker, MARKS))}:
+        assert _may_have_marks(file), f"{file} has a sweep or a soak, and neither word"
     left = dict.fromkeys([] if more else soaks)
     sweeps = defaultdict(list)
     for item in items:
@@ -158,7 +175,7 @@ def _left_out(items: list[pytest.Item], more: bool) -> dict[pytest.Item, None]:
         cases.sort(key=lambda item: hashlib.sha256(item.name.encode()).digest())
         count = -(-len(cases) // ONE_IN)
         first = 0 if is_soak else count
-        run = slice(first, first + OTHERS * count) if more else slice(first)
+        run = slice(first, first + count) if more else slice(first)
         del cases[run]
         left |= dict.fromkeys(cases)
     return left
