@@ -480,7 +480,7 @@ class SlowDevice(ScriptedDevice):
 @pytest.mark.parametrize("form", ["sync", "async"])
 async def test_workers_write_into_memory_again_only_when_it_was_copied(form):
     device = SlowDevice()
-    graph = ToScripted(IterableWrapper(range(300)).sharding_filter().map(filled), device, 4)
+    graph = ToScripted(IterableWrapper(range(100)).sharding_filter().map(filled), device, 4)
     loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(2))
     found: list[Any] = []
     if form == "sync":

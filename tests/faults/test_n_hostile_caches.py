@@ -371,7 +371,7 @@ print("done")
 def test_n27_whenever_its_makers_are_killed_a_cache_is_whole_or_made_again(tmp_path):
     chance = random.Random(7)
     folder = tmp_path / "cache"
-    for _ in range(15):
+    for _ in range(8):
         with running_script(tmp_path, WRITES, str(folder)) as first:
             assert first.stdout.readline() == "begins\n"
             with running_script(tmp_path, WRITES, str(folder)) as second:

@@ -940,7 +940,7 @@ def test_only_a_window_of_what_came_before_is_made_again(pipe, monkeypatch):
     calls = Calls()
 
     def make() -> Any:
-        return pipe(it.IterableWrapper(range(4000)).map(calls))
+        return pipe(it.IterableWrapper(range(2000)).map(calls))
 
     with loader_at(0, make) as loader:
         length = sum(1 for _ in loader.latest)

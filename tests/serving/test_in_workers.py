@@ -165,7 +165,7 @@ async def test_arrays_travel_both_ways():
     image = np.arange(400_000, dtype=np.float32)
     graph = feed.map(lambda array: array * 2).batch(4, max_wait=0.001)
     async with feed.serve(DataLoader2(graph, reading_service=workers())):
-        for _ in range(20):
+        for _ in range(5):
             answers = await asyncio.gather(*[feed.ask(image + n) for n in range(8)])
             for n, answer in enumerate(answers):
                 assert np.array_equal(answer, (image + n) * 2)

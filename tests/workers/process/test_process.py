@@ -25,6 +25,7 @@ import pytest
 from asyncloader import system
 from asyncloader.deadline import ends_within
 from asyncloader.errors import WorkerStartupError
+from asyncloader.workers.process import template
 from asyncloader.workers.process.process import (
     Process,
     ProcessPlan,
@@ -45,6 +46,12 @@ PR_SET_CHILD_SUBREAPER = 36
 SOON = 10.0
 
 every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture(autouse=True)
+def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep torch out of the templates: no child needs it, and its import takes the longest."""
+    monkeypatch.setattr(template, "_LIBRARIES", ())
 
 
 def plan(main: str, *args: Any, name: str = "asyncloader worker 0") -> ProcessPlan:
