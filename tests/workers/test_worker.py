@@ -229,7 +229,7 @@ def test_streams_take_turns(loader):
 
 def wait_at_5(number: int) -> int:
     if number == 5:
-        RELEASE.wait(SOON)
+        RELEASE.wait(6 * SOON)
     return number
 
 
@@ -244,7 +244,7 @@ def test_an_item_is_sent_though_the_next_one_takes_long(loader):
     while items[-1] != 3:
         items += loader.hear()[2]
     assert items == [1, 3]
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 2 * SOON
     RELEASE.set()
     loader.say(Grant(1, 0, 9))
     assert items_of(loader.frames()) == [5, 7]

