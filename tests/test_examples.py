@@ -104,6 +104,7 @@ def test_the_top_of_an_example_says_what_it_shows_how_to_start_it_and_what_to_ex
     assert expect.startswith("Expect: ")
 
 
+@pytest.mark.soak
 def test_the_trainers_loss_goes_down(tmp_path):
     printed = output_of("train.py", tmp_path)
     losses = [float(loss) for loss in re.findall(r"mean loss ([\d.]+)", printed)]

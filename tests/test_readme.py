@@ -127,6 +127,7 @@ def test_a_command_is_one_line_that_does_its_own_set_up(heading):
     assert " -e '.[test,progress]' " in command
 
 
+@pytest.mark.soak
 def test_the_graph_is_drawn_as_it_is_shown():
     page = "docs/guides/tuning.md"
     command = command_under("Looking at a graph", page).removeprefix(".venv/bin/python ")

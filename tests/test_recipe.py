@@ -16,6 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENOUGH_SECONDS = 60
 
 
+@pytest.mark.soak
 def test_it_does_not_come_to_its_end(tmp_path):
     (recipe,) = re.findall(r"^```python never ends\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     script = tmp_path / "recipe.py"

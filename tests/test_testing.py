@@ -140,6 +140,7 @@ RIGHT: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_pipe_passes(name):
@@ -544,6 +545,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_a_script_checks_a_pipe_of_its_own_without_a_test_framework(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -146,7 +146,7 @@ def run(loop: Loop, folder: Path, workers: int, *ends: int) -> list[list[int]]:
     return seen
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("loop", [by_epochs, by_an_iterator_that_is_kept])
 def test_a_loop_of_a_trainer_resumes_with_what_would_have_come(
     loop: Loop, workers: int, tmp_path: Path

@@ -107,6 +107,7 @@ async def test_in_order_what_follows_is_the_same(name):
         assert items + await all_of(GRAPHS[name](), state) == expected, count
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", GRAPHS)
 async def test_in_order_it_goes_on_again_and_again(name):
     expected = await all_of(GRAPHS[name]())
@@ -131,6 +132,7 @@ async def test_without_order_nothing_is_lost_and_nothing_comes_twice(name):
         assert flat(items + rest) == expected, count
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", UNORDERED)
 async def test_without_order_it_goes_on_again_and_again(name):
     expected = flat(await all_of(UNORDERED[name]()))

@@ -186,6 +186,7 @@ BESIDE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", BESIDE)
 def test_they_go_on_twice_beside_others(name: str) -> None:
     assert_goes_on_twice(BESIDE[name])

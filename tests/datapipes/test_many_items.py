@@ -90,6 +90,7 @@ def traced() -> Iterator[Callable[[], int]]:
 # Rows ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @settings(max_examples=4, deadline=None)
 @given(near_rows, places(), st.integers(0, 2**64 - 1), st.integers(1, 5))
 def test_a_share_of_a_shuffled_trillion_begins_and_ends_where_its_order_does(

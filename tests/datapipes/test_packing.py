@@ -160,6 +160,7 @@ def test_settings_out_of_range(settings: Any, message: str) -> None:
         IterableWrapper([[1]]).pack_sequences(**settings)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_it_goes_on_from_any_place(split: Any, drop_last: bool) -> None:

@@ -228,6 +228,7 @@ def shuffled(seed: int, source: Any = None) -> Any:
     return (source or digits()).shuffle(buffer_size=4).set_seed(seed)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ROUNDS)
 def test_all_rounds_after_the_one_that_went_on_are_whole(name: str) -> None:
     assert_goes_on(lambda: ROUNDS[name]().cycle(3))

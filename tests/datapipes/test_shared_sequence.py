@@ -316,6 +316,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_of_a_scripts_own_classes(method, tmp_path):
     done = run_script(tmp_path, SCRIPT.format(method=method))

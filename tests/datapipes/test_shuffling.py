@@ -207,6 +207,7 @@ def cursors_at(graph: Any, position: int) -> dict[int, Any]:
     return plain(cursors)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", [1, 7, 5000])
 @pytest.mark.parametrize("position", [1, 4095, 4096, 4097, 8200, 9990, 9999, 10_000])
 @pytest.mark.parametrize("source", [IterableWrapper, Watched])

@@ -512,6 +512,7 @@ def test_branches_go_on_where_some_have_ended(name: str) -> None:
     assert_goes_on(lambda: ENDINGS[name](*IterableWrapper(range(12)).fork(2)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ENDINGS)
 def test_branches_go_on_twice_where_some_have_ended(name: str) -> None:
     source = IterableWrapper(range(12))

@@ -112,7 +112,7 @@ def test_the_function_that_answers_may_raise(name):
 
 
 @every_pipe
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.sweep)])
 async def test_one_error_too_many_names_the_pipe_and_the_last_error(name, workers):
     graph = PIPES[name](on_error="skip", max_errors=3).sharding_filter()
     loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(workers))

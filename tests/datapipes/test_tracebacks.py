@@ -99,7 +99,7 @@ async def test_without_workers_the_users_frames_are_all_that_is_shown(kind, by):
     assert frames(error) == ["error_of", function, "divide"]
 
 
-@pytest.mark.parametrize("by", ["for", "async for"])
+@pytest.mark.parametrize("by", ["for", pytest.param("async for", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("kind", GRAPHS)
 async def test_with_workers_the_users_frames_are_all_that_is_shown_and_come_last(kind, by):
     error = await error_of(GRAPHS[kind](), 1, by)

@@ -593,6 +593,7 @@ class NoException(BaseException):
     """As pytest's own are, which ``pytest.fail`` raises."""
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", [NoException, GeneratorExit, StopAsyncIteration])
 @pytest.mark.parametrize("workers", [None, 0, 2])

@@ -88,6 +88,7 @@ def named_memory() -> set[str]:
     return {each.name for each in folder.glob("al-*")} if folder.is_dir() else set()
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("how", [ASYNC, SYNC], ids=["async for", "for"])
 @pytest.mark.parametrize("state", ["idle", "in a long call", "in C with the GIL"])

@@ -53,6 +53,7 @@ def leave_early_by_context_sync() -> None:
                     break
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("scene", [leave_early_by_context, leave_early_by_context_sync])
 def test_d1_leaving_early_a_hundred_times_leaks_nothing(scene, tmp_path):

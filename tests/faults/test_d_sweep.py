@@ -88,11 +88,11 @@ async def interrupted_taking(workers: int) -> None:
     assert at > 2
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_d4_a_run_that_is_cancelled_at_any_await_leaves_nothing(workers, tmp_path):
     play(tmp_path, whole_runs, workers)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_d3_taking_that_is_cancelled_at_any_await_loses_nothing(workers, tmp_path):
     play(tmp_path, interrupted_taking, workers)

@@ -279,6 +279,7 @@ for each in begun:
 """
 
 
+@pytest.mark.soak
 def test_e2_daemon_threads_that_iterate_while_the_interpreter_exits_say_nothing(tmp_path):
     done = run_script(tmp_path, IN_DAEMON_THREADS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -84,7 +84,7 @@ async def async_for_by(graph: str) -> None:
             assert [item async for item in loader] == list(range(COUNT))
 
 
-@pytest.mark.parametrize("scene", [for_by, async_for_by])
+@pytest.mark.parametrize("scene", [for_by, pytest.param(async_for_by, marks=pytest.mark.soak)])
 def test_n13_system_exit_comes_and_the_next_epoch_works(scene, tmp_path):
     play_each(tmp_path, scene, [(graph,) for graph in GRAPHS])
 
@@ -128,6 +128,7 @@ for graph in ("map", "prefetch", "async_map"):
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(2))
 def test_n13_alarms_and_a_broad_except_change_nothing_about_it(seed, tmp_path):
     # What an alarm cuts in two may warn of it, so what is printed is not looked at.

@@ -95,6 +95,7 @@ def work(number: int) -> int:
     return -number
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(2))
 async def test_n21_thousands_of_callers_with_deadlines_like_their_answers(seed):
     luck = random.Random(seed)

@@ -636,6 +636,7 @@ IN_WORKERS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", IN_WORKERS)
 def test_n8_a_forged_state_of_workers_is_refused_or_does_no_harm(name):

@@ -173,6 +173,7 @@ def note_places_at_every_item(pipe: Any, info: Any) -> Any:
     return pipe
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(

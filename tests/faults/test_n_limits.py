@@ -153,6 +153,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_n24_without_proc_workers_start_work_and_die_as_ever(tmp_path: Path):
     if refusal():
         pytest.skip(f"needs a mount of its own: {refusal()}")

@@ -167,6 +167,7 @@ def test_n7_what_a_manager_of_the_program_keeps_is_used_in_workers(method, owner
     run(tmp_path, method, MANAGED)
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("method", "kills"), [(None, True), *((method, False) for method in METHODS)]

@@ -151,6 +151,7 @@ ALONE = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ALONE)
 @pytest.mark.parametrize("kind", [AsksTorch, AsksOurs, AsksInALoop])
@@ -218,6 +219,7 @@ def test_n6_a_data_set_of_hugging_face_shards_itself_without_being_told(hugging_
             assert sorted(row["n"] for row in loader) == list(range(COUNT))
 
 
+@pytest.mark.soak
 def test_n6_a_data_set_of_hugging_face_does_not_see_a_hidden_worker(hugging_face):
     pipe = IterableWrapper(hugging_face, shards_itself=False).sharding_filter()
     with loader_of(pipe) as loader:
@@ -405,7 +407,7 @@ async def async_numbers():
         yield number
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.sweep)])
 # A file is closed by its first reader, and says so itself.
 @pytest.mark.parametrize("name", sorted(READ_ONCE.keys() - {"a file"}))
 def test_n15_an_iterator_that_is_handed_out_twice_is_refused(name, num_workers):

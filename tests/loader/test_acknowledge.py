@@ -203,6 +203,7 @@ async def test_runs_that_resume_acknowledge_each_item_once_where_there_is_no_ord
     assert Counter(await acknowledged_along_an_async_line(make, seed)) == expected
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("name", IN_WORKERS)
 async def test_runs_that_resume_in_workers_acknowledge_each_item_once(name):

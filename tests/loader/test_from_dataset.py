@@ -75,7 +75,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: ", ".join(settings))
 def test_a_map_style_data_set_comes_as_from_torchs_loader(
     settings: dict[str, Any], workers: int

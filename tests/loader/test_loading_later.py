@@ -83,6 +83,7 @@ def known_of(name: str) -> Known:
     return Known(name)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", RUN)
 def test_a_state_that_is_loaded_in_the_midst_of_an_epoch_is_where_the_next_for_begins(
     name: str,
@@ -139,6 +140,7 @@ def test_the_iterator_that_ran_ends_by_name(name: str) -> None:
                 next(items)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", RUN)
 def test_an_iterator_of_which_nothing_was_asked_begins_with_the_state(name: str) -> None:
     known, (make, service) = known_of(name), RUN[name]

@@ -120,6 +120,7 @@ def test_a_samplers_epochs_differ_and_resume_at_any_step_in_both_forms(name: str
         assert asyncio.run(async_epochs_of(loader_of(name, state), 2)) == rest
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SETTINGS)
 def test_workers_have_one_order_and_resume_in_later_epochs(name: str) -> None:
@@ -435,7 +436,8 @@ class Drawing(Sampler):
 
 
 # That of numpy runs with the other tests, and so with the lowest numpy, which is another kind.
-@pytest.mark.parametrize("module", ["numpy", pytest.param("torch", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("module", ["numpy", "torch"])
 def test_a_sampler_that_imports_what_it_draws_from_has_the_loaders_order(
     module: str, tmp_path: Path
 ) -> None:

@@ -385,6 +385,7 @@ def part_of_an_epoch(graph: Any, service: Any, count: int) -> tuple[list[Any], A
         return list(islice(loader, count)), loader.state_dict(include_datapipe=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("make", [shuffled_stream, shuffled_keys])
 def test_a_state_within_an_epoch_is_refused_where_an_order_is_drawn_of_more_items(make, workers):
@@ -417,6 +418,7 @@ def batches(count: int) -> Any:
     return DataLoader2.from_dataset(range(count), batch_size=4).datapipe
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(

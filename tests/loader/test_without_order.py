@@ -177,6 +177,7 @@ def workers(**settings: Any) -> MultiProcessingReadingService:
     return MultiProcessingReadingService(2, **settings)
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("make", "in_order"),
@@ -256,6 +257,7 @@ BEHIND_WORKERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("name", BEHIND_WORKERS)
@@ -341,6 +343,7 @@ def test_nobody_is_replaced_where_no_order_is_known_of_what_was_dealt():
 # What was begun in turn, and what was not ------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("counts", [(2, 2, 2, 2, 2), (0, 0, 2, 1, 3), (3, 1, 0, 2, 0)], ids=str)
 def test_any_number_of_workers_goes_on_where_the_section_is_behind_the_division(counts):
     numbers = iter([0, *counts])

@@ -51,6 +51,7 @@ def guarded(method: str | None, body: str) -> str:
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @every_method
 def test_all_die_with_a_loader_that_is_killed(method: str | None, tmp_path: Path) -> None:
@@ -75,6 +76,7 @@ def test_all_die_with_a_loader_that_is_killed(method: str | None, tmp_path: Path
         assert alive_after(family, 8.0) == []
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @every_method
 def test_all_die_with_a_killed_loader_of_which_a_forked_copy_lives_on(
@@ -107,6 +109,7 @@ def test_all_die_with_a_killed_loader_of_which_a_forked_copy_lives_on(
         os.kill(copy, signal.SIGKILL)
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @every_method
 def test_an_interpreter_exits_with_busy_children(method: str | None, tmp_path: Path) -> None:
@@ -123,6 +126,7 @@ def test_an_interpreter_exits_with_busy_children(method: str | None, tmp_path: P
     assert time.time() - float(done.stdout) < 8.0
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @every_method
 def test_ctrl_c_is_one_traceback_and_a_quick_exit(method: str | None, tmp_path: Path) -> None:
@@ -237,6 +241,7 @@ def test_a_forked_copy_of_the_loader_starts_its_own_children(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_too_few_descriptors_are_a_startup_error_that_harms_nobody(
@@ -337,6 +342,7 @@ def test_children_have_the_cpus_nice_value_and_limits_of_their_loader_now(tmp_pa
     assert (done.returncode, done.stdout, done.stderr) == (0, lines, "")
 
 
+@pytest.mark.sweep
 @every_method
 def test_an_interpreter_exits_while_a_thread_starts_children(
     method: str | None, tmp_path: Path

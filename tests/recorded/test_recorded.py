@@ -985,6 +985,7 @@ def test_parts_that_cannot_be_made_again_fit_other_numbers_of_workers():
     check_parts(found, 120 - left_out["empty"])
 
 
+@pytest.mark.soak
 def test_a_worker_that_takes_a_dead_ones_place_makes_no_parts_again_of_which_some_have_come():
     def deadly(part):
         if random.random() < 0.03:

@@ -54,6 +54,7 @@ class InMemory(Dataset[Any]):
         return first // 1000, float(self.array[number, 5]) - self.lookups, info.worker_id
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @every_method
 def test_each_worker_changes_its_own_copy_of_the_data(method: str | None) -> None:

@@ -148,6 +148,7 @@ class Fatal:
         return key
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", [None, "fork"])
 @pytest.mark.parametrize("end", ENDINGS)
 @pytest.mark.parametrize("where", ["data set", "collate"])

@@ -87,6 +87,7 @@ def loader_of(graph: Any, *args: Any, adapter: Any = None) -> DataLoader2[Any]:
     return DataLoader2(graph, adapter, MultiProcessingReadingService(*args))
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @repeats
 @pytest.mark.parametrize("method", METHODS)
@@ -131,6 +132,7 @@ def leaves_nothing_after(loader: DataLoader2[Any]) -> Any:
     return leaves_nothing()
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("method", METHODS)
 def test_in_the_dispatching_process(method, kitchen):
@@ -142,6 +144,7 @@ def test_in_the_dispatching_process(method, kitchen):
     assert kitchen.is_whole()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 def test_sharded_entries_come_in_order_for_any_number_of_workers(num_workers, kitchen):
     cached = kitchen.graph(IterableWrapper(range(COUNT)).sharding_filter())

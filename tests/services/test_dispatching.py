@@ -154,6 +154,7 @@ async def test_a_death_is_an_error_of_the_epoch_and_the_next_starts_anew(where):
             assert (caught.value.worker is None) == (where == "dispatcher")
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 async def test_iterating_again_at_any_moment_never_hangs(method):

@@ -190,6 +190,7 @@ def test_each_rank_goes_on_with_what_it_has_not_settled_of_its_own_share(play, w
     assert len({len(rest) for _, rest, *_ in found}) == 1
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("saved", "loaded"), [((2, 0), (3, 0)), ((2, 1), (3, 2)), ((3, 2), (2, 0)), ((2, 2), (1, 2))]
@@ -238,6 +239,7 @@ def test_fullsync_before_a_section_is_refused_by_name_as_ranks_would_agree_on_ot
         assert items == [0, 2, 4, 6]
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize(("workers", "count"), [(0, 3), (1, 2)])
 def test_ranks_go_on_together_after_what_was_acknowledged(play, workers, count):

@@ -116,6 +116,7 @@ def is_even_pair(pair: Any) -> int:
     return int(pair[0][0] // 2 % 2 == 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("make", [forked, forked_twice])
 @pytest.mark.parametrize("counts", [(3, 2), (2, 0), (0, 2)])
@@ -138,7 +139,10 @@ def test_the_place_that_branches_in_the_loader_keep_is_made_that_of_another_numb
 
 
 @pytest.mark.parametrize("name", CLASHING)
-@pytest.mark.parametrize("counts", [(2, 3), (2, 0), (0, 2)])
+@pytest.mark.parametrize(
+    "counts",
+    [(2, 3), *(pytest.param(each, marks=pytest.mark.sweep) for each in [(2, 0), (0, 2)])],
+)
 @pytest.mark.filterwarnings("ignore:nothing shards")
 def test_where_the_order_depends_on_the_number_the_pipe_in_the_way_is_named(name, counts):
     make, pipe = CLASHING[name]

@@ -194,6 +194,7 @@ FITTING: dict[str, Make] = {
 APART = {"two divisions", "dealt"}
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", FITTING)
 def test_other_ranks_go_on_with_what_is_left_at_every_step(name):
@@ -205,6 +206,7 @@ def test_other_ranks_go_on_with_what_is_left_at_every_step(name):
                 assert rests_of(make, states, run) == shares_of(whole, step * taken, run)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "taken", "run", "step"),
     [
@@ -474,6 +476,7 @@ def test_states_that_do_not_go_together_are_refused_by_name():
             loader.load_state_dict(given)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("now", [14, 16])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_other_ranks_refuse_data_that_have_grown_or_shrunk_within_an_epoch(ranks, now):

@@ -63,29 +63,22 @@ def check_endings(kind: str, workers: int, size: int, names: list[str], limit: f
             assert lines[-1].endswith(last) if last else not lines, (name, text)
 
 
-@pytest.mark.parametrize(
-    ("workers", "names"),
-    [
-        (0, ["global_then_destroyed"]),
-        pytest.param(0, ["local_then_destroyed", "in_a_daemon_thread"], marks=pytest.mark.soak),
-        pytest.param(
-            1,
-            ["local_then_destroyed", "global_then_destroyed", "in_a_daemon_thread"],
-            marks=pytest.mark.soak,
-        ),
-    ],
-    ids=["one", "others", "in a worker"],
-)
-def test_a_run_whose_loader_was_not_closed_ends_with_0_and_prints_nothing(workers, names):
+@pytest.mark.sweep
+@pytest.mark.soak
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_whose_loader_was_not_closed_ends_with_0_and_prints_nothing(workers):
+    names = ["local_then_destroyed", "global_then_destroyed", "in_a_daemon_thread"]
     check_endings("plain", workers, 2, names)
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(4))
 def test_two_ranks_end_as_their_program_says(first):
     check_endings(("ddp", "fsdp")[first % 2], 0, 2, list(ENDINGS)[first::4])
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_four_ranks_with_workers_end_as_their_program_says(kind):

@@ -34,11 +34,10 @@ def check_divided(found: list[Any]) -> None:
     ("kind", "workers"),
     [
         ("mesh", 0),
-        pytest.param("group", 2, marks=pytest.mark.soak),
-        pytest.param("mesh", 2, marks=pytest.mark.soak),
-        pytest.param("group", 0, marks=pytest.mark.soak),
-        pytest.param("pair", 0, marks=pytest.mark.soak),
-        pytest.param("pair", 2, marks=pytest.mark.soak),
+        *(
+            pytest.param(kind, workers, marks=[pytest.mark.soak, pytest.mark.sweep])
+            for kind, workers in [("group", 2), ("mesh", 2), ("group", 0), ("pair", 0), ("pair", 2)]
+        ),
     ],
 )
 def test_unseeded_ranks_of_one_model_group_load_the_same_and_groups_divide(company, kind, workers):

@@ -37,7 +37,10 @@ from tests.samples import double  # from where a fresh interpreter need not impo
 METHODS = [None, "fork", "spawn", "forkserver"]
 WORKERS = [0, 1, 2, 3]
 
-every_number = pytest.mark.parametrize("num_workers", WORKERS)
+every_number = pytest.mark.parametrize(
+    "num_workers",
+    [n if n in (0, 2) else pytest.param(n, marks=pytest.mark.sweep) for n in WORKERS],
+)
 
 
 def numbers(count: int = 100):
@@ -130,6 +133,7 @@ async def test_without_order_nobody_waits_for_the_slow(tmp_path):
         assert [item async for item in items] == list(range(0, 22, 2))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("worker_prefetch_cnt", [0, 1, 2, 10])
 async def test_any_prefetch_gives_the_same(worker_prefetch_cnt):
     loader = loader_of(numbers(500), 2, worker_prefetch_cnt=worker_prefetch_cnt)
@@ -492,6 +496,7 @@ async def test_async_pipes_run_in_workers_beside_sync_ones(num_workers):
 # Lengths --------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize(
@@ -667,6 +672,7 @@ async def test_stats_count_what_was_handed_out():
 # Iterating again ------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 async def test_iterating_again_at_any_moment_never_hangs(method):

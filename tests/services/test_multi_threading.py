@@ -286,6 +286,7 @@ def test_a_workers_own_generators_give_the_same_in_threads_and_processes():
     assert epochs[0][0] != epochs[0][1]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("first", ENGINES)
 @pytest.mark.parametrize("second", ENGINES)
 def test_states_hold_the_generators_and_either_resumes_the_other(first, second):

@@ -200,6 +200,7 @@ def test_every_pipe_goes_on_in_workers(pipe_class):
     check_steps(lambda: graph_with(pipe_class), workers=2, most=4)
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize(
     "shuffled",
@@ -241,6 +242,7 @@ def test_a_chain_of_loaders_with_workers_hands_out_every_item_once():
     assert items == expected[:30]
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(4))
 def test_without_order_the_rest_is_the_same_set(seed):
@@ -453,6 +455,7 @@ def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
     return pipe
 
 
+@pytest.mark.soak
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("shape", "made_of", "window"),

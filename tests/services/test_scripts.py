@@ -51,6 +51,7 @@ def test_an_unguarded_script_with_its_own_classes_and_lambdas(method, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7 8 9 10 11 12 13 14\n", "")
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("method", METHODS)
 def test_a_guarded_script_with_its_own_classes_and_lambdas(method, tmp_path):
@@ -344,6 +345,7 @@ def test_what_workers_are_forked_from_imports_torch_as_soon_as_there_is_a_loader
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @needs_template_with_imports
 @pytest.mark.parametrize(("thread", "imports"), [(A_THREAD, 2), ("", 1)], ids=["sent", "forked"])
@@ -374,6 +376,7 @@ def test_torchvision_is_imported_once_for_all_workers_of_all_loaders(thread, imp
     assert len((library / "imports").read_text().split()) == imports
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("imports", "workers"),

@@ -97,6 +97,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 async def test_every_request_gets_its_own_answer(graph):
@@ -117,6 +118,7 @@ async def test_nothing_of_an_answer_is_held_until_the_next():
             await end.wait()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("worker_prefetch_cnt", [0, 1, 10])
 @pytest.mark.parametrize("num_workers", [1, 3])
 async def test_one_request_after_the_other_is_answered(num_workers, worker_prefetch_cnt):

@@ -192,6 +192,7 @@ async def clients_that_hang_up_leave_nothing(served: Served) -> None:
     assert stats["failed"] == failed
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="it finds the worker in /proc")
 async def test_a_server_whose_only_worker_is_killed_under_load_goes_on():
     async with serving(WORKERS="1") as served:

@@ -53,6 +53,7 @@ def report_on(name, *options, capsys):
     return status, printed.out, printed.err
 
 
+@pytest.mark.soak
 def test_a_report_has_the_surroundings_the_stages_and_the_workers(capsys):
     status, out, err = report_on("doubled", "--workers", "0,1", capsys=capsys)
     assert status == 0

@@ -163,6 +163,7 @@ ITEMS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seconds", [1e-7, 1e-4, 1.0])
 @pytest.mark.parametrize("kind", ITEMS)
 def test_what_a_worker_notes_is_right_at_each_item(bench, kind, seconds):

@@ -967,6 +967,7 @@ def some_parts(recorder: Recorder, item: int) -> list[tuple[str, bytes]]:
     return parts_of(recorder, item)[: item % 4]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("concurrency", [1, 4])
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_pass_goes_on_from_every_step(concurrency, is_there, tmp_path):

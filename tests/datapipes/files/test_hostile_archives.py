@@ -326,6 +326,7 @@ def test_a_zip_with_a_password_says_so() -> None:
         read(zip_of(bytes(whole)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(300))
 def test_flipped_bits_are_errors_that_show_nothing(seed: int) -> None:
     draw = random.Random(seed)

@@ -370,6 +370,7 @@ def processor_seconds() -> float:
     return int(text.split()[0]) / 1e9
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @ON_LINUX
 @pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])

@@ -85,6 +85,7 @@ async def hear_line(process: Process) -> bytes:
     return line
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @every_method
 async def test_a_child_talks_over_its_socket(method: str | None) -> None:
@@ -121,6 +122,7 @@ async def test_the_exit_code_says_how_a_child_ended(
         assert process.exitcode == code
 
 
+@pytest.mark.sweep
 @every_method
 async def test_an_exception_in_main_is_printed_and_ends_the_child_with_1(
     method: str | None, capfd: pytest.CaptureFixture[str]
@@ -133,6 +135,7 @@ async def test_an_exception_in_main_is_printed_and_ends_the_child_with_1(
     assert "RuntimeError: broken on purpose" in capfd.readouterr().err
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 async def test_a_main_that_cannot_be_imported_is_named_on_stderr(
@@ -533,6 +536,7 @@ async def test_a_cancelled_start_leaves_nothing(method: str | None, ticks: int) 
             await start
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @every_method
 async def test_starts_and_closes_leave_nothing(method: str | None) -> None:
@@ -553,6 +557,7 @@ async def test_starts_and_closes_leave_nothing(method: str | None) -> None:
             assert [process.exitcode for process in processes] == [0, 0]
 
 
+@pytest.mark.sweep
 @pytest.mark.soak
 @every_method
 async def test_stopped_children_are_closed_together(method: str | None) -> None:
