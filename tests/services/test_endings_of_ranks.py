@@ -71,7 +71,6 @@ def test_a_run_whose_loader_was_not_closed_ends_with_0_and_prints_nothing(worker
     check_endings("plain", workers, 2, names)
 
 
-@pytest.mark.sweep
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(4))
 def test_two_ranks_end_as_their_program_says(first):
