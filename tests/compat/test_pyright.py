@@ -21,8 +21,29 @@ ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("trl_rollouts.py",)
 
 
-def complaints(folder: Path, *files: Path) -> list[str]:
-    """Return what pyright says of files, with the settings that editors have."""
+#: Scripts by their names; of the last one every line but the first is wrong.
+SCRIPTS = {
+    "typical_script.py": SCRIPT,
+    "script_of_data_sets.py": DATA_SETS,
+    "wrong_script.py": (
+        "from asyncloader.datapipes.iter import IterableWrapper\n"
+        "IterableWrapper([1]).btach(2)\n"
+        "IterableWrapper([1]).batch('2')\n"
+    ),
+}
+EXAMPLES = [each for each in (ROOT / "examples").glob("*.py") if each.name not in LEFT_OUT]
+
+
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What pyright says of each file, with the settings that editors have.
+
+    It is asked once, as what it does with torch takes most of its time.
+    """
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, text in SCRIPTS.items():
+        (folder / name).write_text(text)
+    files = [*(folder / name for name in SCRIPTS), *EXAMPLES]
     settings = folder / "pyrightconfig.json"
     environment: dict[str, Any] = {"venvPath": str(ROOT), "venv": ".venv"}
     rules = {"typeCheckingMode": "standard", "pythonVersion": "3.11", "extraPaths": [str(ROOT)]}
@@ -32,41 +53,33 @@ def complaints(folder: Path, *files: Path) -> list[str]:
     rules |= {"reportMissingImports": "none"}
     settings.write_text(json.dumps({"include": [*map(str, files)], **environment, **rules}))
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "-p", str(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290, cwd=folder)
     found = json.loads(done.stdout)
     assert found["summary"]["filesAnalyzed"] == len(files), done.stderr
-    return [
-        f"{Path(each['file']).name}:{each['range']['start']['line'] + 1}: {each['message']}"
-        for each in found["generalDiagnostics"]
-    ]
+    said: dict[str, list[str]] = {file.name: [] for file in files}
+    for each in found["generalDiagnostics"]:
+        line = each["range"]["start"]["line"] + 1
+        said[Path(each["file"]).name].append(f"{line}: {each['message']}")
+    return said
 
 
-def test_a_typical_script_is_typed_from_the_source_to_the_loop(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    assert complaints(tmp_path, script) == []
+def test_a_typical_script_is_typed_from_the_source_to_the_loop(
+    complaints: dict[str, list[str]],
+) -> None:
+    assert complaints["typical_script.py"] == []
 
 
-def test_batches_are_typed_by_the_items_of_a_data_set(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(DATA_SETS)
-    assert complaints(tmp_path, script) == []
+def test_batches_are_typed_by_the_items_of_a_data_set(complaints: dict[str, list[str]]) -> None:
+    assert complaints["script_of_data_sets.py"] == []
 
 
-def test_what_is_wrong_is_seen(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from asyncloader.datapipes.iter import IterableWrapper\n"
-        "IterableWrapper([1]).btach(2)\n"
-        "IterableWrapper([1]).batch('2')\n"
-    )
-    unknown, *wrong = complaints(tmp_path, script)
-    assert unknown.startswith("script.py:2: ")
+def test_what_is_wrong_is_seen(complaints: dict[str, list[str]]) -> None:
+    unknown, *wrong = complaints["wrong_script.py"]
+    assert unknown.startswith("2: ")
     assert "btach" in unknown
     assert wrong
-    assert all(each.startswith("script.py:3: ") for each in wrong)
+    assert all(each.startswith("3: ") for each in wrong)
 
 
-def test_the_examples_are_typed(tmp_path: Path) -> None:
-    examples = (each for each in (ROOT / "examples").glob("*.py") if each.name not in LEFT_OUT)
-    assert complaints(tmp_path, *examples) == []
+def test_the_examples_are_typed(complaints: dict[str, list[str]]) -> None:
+    assert {file.name: complaints[file.name] for file in EXAMPLES if complaints[file.name]} == {}
