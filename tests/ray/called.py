@@ -41,8 +41,12 @@ def exits(number: int) -> int:
     return number
 
 
+#: Seconds.
+LONG_CALL = 60
+
+
 def sleeps(number: int) -> int:
-    time.sleep(60)
+    time.sleep(LONG_CALL)
     return number
 
 
@@ -53,8 +57,9 @@ def asleep(number: int) -> int:
 
 
 def late(number: int) -> int:
-    if number % 2 == 0:
-        time.sleep(0.2)
+    """Let the first of two workers be later than the other one."""
+    if number == 0:
+        time.sleep(2.0)
     return number
 
 

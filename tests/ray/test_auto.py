@@ -26,7 +26,7 @@ from tests.ray.cluster import CPUS, NODES, Nodes, no_actors
 
 pytestmark = pytest.mark.usefixtures("nodes")
 
-SECONDS = 60
+SECONDS = 180
 
 
 def graph(count: int) -> Any:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
 
 ROOT = Path(__file__).parent.parent.parent
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 280
 PRINTS = (
     r"100 batches, 0 restarts, loss (0\.\d+)\n(?s:.*)100 batches, [1-3] restarts, loss \1\n"
     r"(?s:.*)the same loss, to the last bit\n"

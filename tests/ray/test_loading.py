@@ -27,6 +27,7 @@ from asyncloader import (
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import PipelineError, WorkerDied, WorkerStartupError
 from tests.ray.called import (
+    LONG_CALL,
     as_it_is,
     exits,
     fails_at_seven,
@@ -36,6 +37,7 @@ from tests.ray.called import (
 )
 from tests.ray.cluster import no_actors
 from tests.ray.standing_actors import standing_actors
+from tests.ray.tensors import tensor
 from tests.samples import is_odd, remainder, twice
 from tests.standing import standing
 
@@ -78,15 +80,11 @@ def test_actors_yield_what_as_many_processes_yield(name, workers):
     no_actors()
 
 
-def tensor(number: int) -> torch.Tensor:
-    return torch.full((1 << 20,), float(number))
-
-
 def test_tensors_come_whole_and_may_be_written():
     graph = numbers(12).sharding_filter().map(tensor)
     with DataLoader2(graph, reading_service=RayReadingService(2)) as loader:
         for number, item in enumerate(loader):
-            assert item.tolist() == [float(number)] * (1 << 20)
+            assert torch.equal(item, tensor(number))
             item += 1
             assert float(item[-1]) == number + 1
 
@@ -123,7 +121,7 @@ def test_an_error_that_cannot_travel_is_told():
     assert "in worker 0 of 1 on node " in "".join(caught.value.__notes__)
 
 
-def test_a_worker_that_exits_is_dead_and_is_told_in_a_second():
+def test_a_worker_that_exits_is_dead_and_is_told():
     graph = numbers(8).sharding_filter().map(exits)
     service = RayReadingService(1, on_worker_death="raise")
     loader: DataLoader2[Any] = DataLoader2(graph, reading_service=service)
@@ -137,7 +135,7 @@ async def test_async_iteration_yields_the_same_items():
         assert [item async for item in loader] == list(map(str, range(60)))
 
 
-def test_closing_takes_no_longer_than_three_seconds_while_actors_are_in_a_long_call():
+def test_closing_does_not_wait_for_actors_that_are_in_a_long_call():
     graph = numbers(100).sharding_filter().map(sleeps)
     threads = threading.active_count()
     loader: Any = DataLoader2(graph, reading_service=RayReadingService(2))
@@ -150,8 +148,8 @@ def test_closing_takes_no_longer_than_three_seconds_while_actors_are_in_a_long_c
             begun = time.monotonic()
         return time.monotonic() - begun
 
-    assert asyncio.run(close_while_they_sleep()) < 3.0
-    no_actors(0.5)
+    assert asyncio.run(close_while_they_sleep()) < LONG_CALL / 4
+    no_actors()
     assert threading.active_count() <= threads
 
 
@@ -198,7 +196,7 @@ def test_states_move_between_actors_processes_and_here():
             *((two, other) for other in others),
             *((other, two) for other in others),
         ]
-        for (first, second), after in itertools.product(pairs, [0, 1, 50, 100, 150, 200, 229]):
+        for (first, second), after in itertools.product(pairs, [0, 1, 110, 229]):
             with DataLoader2(graph, reading_service=first) as loader:
                 loader.seed(5)
                 items = iter(loader)

@@ -97,7 +97,7 @@ def told(folder: Path, name: str) -> list[Any]:
     return [json.loads((folder / name.format(rank)).read_text()) for rank in range(RANKS)]
 
 
-def none_of_our_actors(seconds: float = 3.0) -> None:
+def none_of_our_actors(seconds: float = 20.0) -> None:
     """Fail if one still lives after so many seconds; Train's own stay for a while."""
     end = time.monotonic() + seconds
     while (ours := our_actors()) and time.monotonic() < end:
