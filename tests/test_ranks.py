@@ -127,3 +127,33 @@ async def test_states_of_ranks_of_which_one_has_seen_the_end_are_refused_togethe
         # It is not begun, as the other rank is not there.
         with pytest.raises(SnapshotError, match=r"rank 1 is of another moment.*between epochs"):
             loader_on(0).load_state_dict(states)
+
+
+@pytest.mark.parametrize("uneven", ["drop", "error", "pad"])
+async def test_nothing_is_padding_after_a_resume_but_what_a_rank_repeats(uneven):
+    count = 9 if uneven == "pad" else 8
+
+    def loader_on(rank):
+        on_rank(rank)
+        service = DistributedReadingService(group=(rank, 2), uneven=uneven)
+        return DataLoader2(IterableWrapper(range(count)).sharding_filter(), reading_service=service)
+
+    async def of_several_runs(rank):
+        """Return what each of three runs yields that resume one from the other."""
+        state, yielded = None, []
+        for taken in (2, 1, None):
+            async with loader_on(rank) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                items = aiter(loader)
+                while taken != 0 and (item := await anext(items, None)) is not None:
+                    yielded.append((item, loader.is_padding))
+                    taken = taken and taken - 1
+                state = loader.state_dict()
+        return yielded
+
+    with Tables(2).laid():
+        found = await asyncio.gather(of_several_runs(0), of_several_runs(1))
+    more = [[(8, False)], [(7, True)]] if uneven == "pad" else [[], []]
+    shares = [[(item, False) for item in range(rank, 8, 2)] + more[rank] for rank in range(2)]
+    assert found == shares

@@ -65,7 +65,7 @@ class Meeting:
         self.epoch = 0
         #: How many of the items before the one at which the epoch resumes were padding.
         self.padding = 0
-        #: How many items of the epoch are this rank's own, once its share has ended.
+        #: How many items of the epoch are this rank's own, if it pads and its share has ended.
         self.own_items: int | None = None
 
     async def begin_epoch(self, seed: int, flags: Flags) -> list[Statement]:
@@ -315,9 +315,10 @@ class AgreedAhead(RunningAhead, Generic[T]):
         if self.pads and self.own_before:
             self.repeated = [await _first_of(items)]
         await super().hold_all(items)
-        if self.pads and self.held:
-            self.repeated = [copy.deepcopy(self.held[-1])]
-        self.meeting.own_items = self.own_before + self.taken
+        if self.pads:
+            if self.held:
+                self.repeated = [copy.deepcopy(self.held[-1])]
+            self.meeting.own_items = self.own_before + self.taken
 
     def hold(self, item: T) -> None:
         self.held.append(item)
