@@ -8,7 +8,7 @@ import pytest
 
 from asyncloader import DataLoader2, DistributedReadingService
 from asyncloader.datapipes.full_sync import Meeting
-from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from asyncloader.errors import RankError, SnapshotError
 from asyncloader.ranks import (
     Alone,
@@ -157,3 +157,47 @@ async def test_nothing_is_padding_after_a_resume_but_what_a_rank_repeats(uneven)
     more = [[(8, False)], [(7, True)]] if uneven == "pad" else [[], []]
     shares = [[(item, False) for item in range(rank, 8, 2)] + more[rank] for rank in range(2)]
     assert found == shares
+
+
+@pytest.mark.parametrize(
+    ("differing", "message"),
+    [
+        ("uneven", r"uneven on rank 1 differs.*\(by rank: 'drop', 'pad', 'drop'\)"),
+        ("length", r"data on rank 1 has another number of items.*\(by rank: 23, 24, 23\)"),
+        ("fullsync", r"graph on rank 1 differs.*how many fullsync pipes.*\(by rank: 1, 2, 1\)"),
+    ],
+)
+async def test_what_differs_on_one_rank_is_named_on_all_before_the_first_item(differing, message):
+    async def started_on(rank):
+        on_rank(rank)
+        here = differing if rank == 1 else ""
+        graph = IterableWrapper(range(24 if here == "length" else 23))
+        graph = graph.fullsync().map(str) if here == "fullsync" else graph.map(str)
+        # As many batches are no sign of as many items.
+        graph = graph.shuffle().batch(2).sharding_filter()
+        uneven = "pad" if here == "uneven" else "drop"
+        service = DistributedReadingService(group=(rank, 3), uneven=uneven)
+        async with DataLoader2(graph, reading_service=service):
+            pass
+
+    with Tables(3).laid():
+        ranks = [started_on(rank) for rank in range(3)]
+        errors = await asyncio.wait_for(asyncio.gather(*ranks, return_exceptions=True), 60)
+    for error in errors:
+        with pytest.raises(RankError, match=message):
+            raise error
+        assert error.ranks == (1,)
+
+
+async def test_ranks_may_read_data_of_their_own_where_nothing_divides_it_among_them():
+    async def read_on(rank):
+        on_rank(rank)
+        graph = IterableWrapper(range(4 + rank)).sharding_filter(
+            SHARDING_PRIORITIES.MULTIPROCESSING
+        )
+        service = DistributedReadingService(group=(rank, 2))
+        async with DataLoader2(graph, reading_service=service) as loader:
+            return [item async for item in loader]
+
+    with Tables(2).laid():
+        assert await asyncio.gather(read_on(0), read_on(1)) == [[0, 1, 2, 3]] * 2

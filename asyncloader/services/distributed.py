@@ -17,8 +17,9 @@ from typing import Any, get_args
 from asyncloader.adapters.endings import FullSync
 from asyncloader.arguments import checked_seconds
 from asyncloader.datapipes import full_sync
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.full_sync import Meeting, Uneven
-from asyncloader.datapipes.running.traits import is_filter_of_shards
+from asyncloader.datapipes.running.traits import acts_for, is_filter_of_shards
 from asyncloader.datapipes.sampling import SampledItems
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import RankError
@@ -44,6 +45,9 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.from_workers import FromWorkers
 from asyncloader.services.hooks import ServiceHooks
+
+#: The length of what does not know it.
+_UNKNOWN = 2**64 - 1
 
 
 class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
@@ -104,6 +108,8 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
         self._synced: list[Any] = []
         #: A digest of what the samplers of the graph yield first.
         self._keys = 0
+        #: How many items each source has whose items are divided among ranks, if it knows.
+        self._lengths: list[int] = []
 
     async def initialize(self, datapipe: Any) -> Any:
         _check_run()
@@ -122,6 +128,7 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
             _warn_of_repeats(pipes)
         sampled = [pipe.first_keys() for pipe in pipes if isinstance(pipe, SampledItems)]
         self._keys = _digest(_plain(sampled))
+        self._lengths = [_length_of(pipe) for pipe in _divided_sources(pipes)] if size > 1 else []
         await self._equip(datapipe)
         return datapipe
 
@@ -136,7 +143,7 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
         return datapipe
 
     async def verify(self, graph: Fingerprint, workers: int, *, in_order: bool) -> None:
-        said = await self._meeting.agree(Topic.GRAPH, count=_digest(graph))
+        said = await self._meeting.agree(Topic.GRAPH, window=1, count=_digest(graph))
         if others := _differing(said):
             raise RankError(
                 f"the graph on {ranks_in_words(others)} differs from that on rank 0, and all ranks"
@@ -144,7 +151,7 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
                 f" {_graph_in_words(graph)}",
                 ranks=tuple(others),
             )
-        keys = await self._meeting.agree(Topic.GRAPH, window=1, count=self._keys)
+        keys = await self._meeting.agree(Topic.GRAPH, window=2, count=self._keys)
         if others := _differing(keys):
             raise RankError(
                 f"the sampler on {ranks_in_words(others)} yields other keys than that on rank 0,"
@@ -163,12 +170,16 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
         sizes = await self._meeting.agree(Topic.GROUP, count=size)
         places = await self._meeting.agree(Topic.GROUP, window=1, count=rank)
         _check_groups([each.count for each in places], [each.count for each in sizes])
+        own = get_args(Uneven).index(self.uneven)
+        _check_uneven(await self._meeting.agree(Topic.GROUP, window=2, count=own))
+        # Ranks of one graph, in groups of one size, have as many sources.
+        for window, length in enumerate(self._lengths, 3):
+            _check_lengths(await self._meeting.agree(Topic.GROUP, window=window, count=length))
         said = await self._meeting.agree(Topic.WORKERS, count=workers)
         if others := _differing(said):
-            counts = ", ".join(str(each.count) for each in said)
             raise RankError(
                 f"the number of workers on {ranks_in_words(others)} differs from that on rank 0"
-                f" (by rank: {counts}); give num_workers the same value on every rank",
+                f"{_by_rank(said)}; give num_workers the same value on every rank",
                 ranks=tuple(others),
             )
 
@@ -229,10 +240,9 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
         """Check that all ranks resume their epoch after the same number of items."""
         places = await self._meeting.agree(Topic.PLACE, count=step)
         if others := _differing(places):
-            counts = ", ".join(str(each.count) for each in places)
             raise RankError(
                 f"{ranks_in_words(others)} would resume after another item of the epoch than rank"
-                f" 0 (by rank: {counts}); load states of the same moment on every rank",
+                f" 0{_by_rank(places)}; load states of the same moment on every rank",
                 ranks=tuple(others),
             )
         # The ranks agree on a seed at the first item. Until then, each has its own.
@@ -246,6 +256,14 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
     async def _equip(self, end: Any) -> None:
         """Give each fullsync pipe a meeting of its own; the last one shares this service's."""
         pipes = [pipe for pipe in breadth_first(end) if isinstance(pipe, full_sync.FullSync)]
+        # Each opens a group, in which a rank that has one more would wait for the others.
+        said = await self._meeting.agree(Topic.GRAPH, count=len(pipes))
+        if others := _differing(said):
+            raise RankError(
+                f"the graph on {ranks_in_words(others)} differs from that on rank 0 in how many"
+                f" fullsync pipes it has{_by_rank(said)}; all ranks must have the same graph",
+                ranks=tuple(others),
+            )
         for pipe in pipes:
             self._synced.append(pipe)
             # Two pipes with one meeting could come to it in another order on each rank.
@@ -283,6 +301,45 @@ def _warn_of_repeats(pipes: Sequence[Any]) -> None:
         )
 
 
+def _divided_sources(pipes: Sequence[Any]) -> list[Any]:
+    """Return the pipes from which the items come that are divided among the ranks."""
+    group = SHARDING_PRIORITIES.DISTRIBUTED
+    filters = [pipe for pipe in pipes if is_filter_of_shards(pipe) and acts_for(pipe, group)]
+    before = {id(pipe): pipe for each in filters for pipe in breadth_first(each)}
+    return [pipe for pipe in before.values() if not edges_of(pipe)]
+
+
+def _length_of(source: Any) -> int:
+    try:
+        return len(source)
+    except Exception:  # noqa: BLE001 - a user's ``__len__`` ran; most say TypeError
+        return _UNKNOWN
+
+
+def _check_lengths(said: Sequence[Statement]) -> None:
+    """Check that ranks divide as many items: the orders of others would not fit together."""
+    others = _differing(said)
+    if others and all(each.count != _UNKNOWN for each in said):
+        raise RankError(
+            f"the data on {ranks_in_words(others)} has another number of items than that on rank 0"
+            f"{_by_rank(said)}, and ranks divide the items of one order, so some would come twice"
+            " and others never; give every rank the same data. If each rank reads different data,"
+            " use .sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)",
+            ranks=tuple(others),
+        )
+
+
+def _check_uneven(said: Sequence[Statement]) -> None:
+    if others := _differing(said):
+        values = get_args(Uneven)
+        listed = ", ".join(repr(values[each.count]) for each in said)
+        raise RankError(
+            f"uneven on {ranks_in_words(others)} differs from that on rank 0 (by rank: {listed});"
+            " give it the same value on every rank",
+            ranks=tuple(others),
+        )
+
+
 def _check_groups(ranks: Sequence[int], sizes: Sequence[int]) -> None:
     """Check that all groups have the same size, and each share as many ranks that load it."""
     shares = Counter(ranks)
@@ -313,6 +370,10 @@ def _check_seeds(said: Sequence[Statement]) -> None:
 
 def _differing(said: Sequence[Statement]) -> list[int]:
     return [rank for rank, each in enumerate(said) if each.count != said[0].count]
+
+
+def _by_rank(said: Sequence[Statement]) -> str:
+    return f" (by rank: {', '.join(str(each.count) for each in said)})"
 
 
 def _digest(value: Any) -> int:
