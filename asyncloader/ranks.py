@@ -341,8 +341,10 @@ class GlooGroup(AwaitsOthers):
             return
         self._opened.set_result(None)
         self._answer()
+        # The connections are closed when nobody refers to the group any more. What does, such as
+        # a frame that somebody looked at, must not keep others waiting for this rank.
+        self._abort()
         self._under_way = []
-        # Its connections are closed when nobody refers to it any more.
         group, self._group = self._group, None
         _destroy(group)
 
@@ -371,28 +373,32 @@ class GlooGroup(AwaitsOthers):
 
         unheard: dict[int, Exception] = {}
         own = torch.tensor(statement.words(), dtype=torch.int64)
-        said = [own.clone() for _ in range(self.size)]
+        # Zeros until a rank is heard: no statement is.
+        said = [own if rank == self.rank else own.new_zeros(own.shape) for rank in range(self.size)]
         heard = self._begun(dist.irecv, said, unheard)
         told = self._begun(dist.isend, [own] * self.size, unheard)
         # Gloo uses them as long as it has a connection to somebody.
         self._under_way = [own, said, heard, told]
         # All that can be told are told by now, so that each finds out for itself who is gone.
         for rank, work in (*heard.items(), *told.items()):
-            # In time, one that cannot be heard is enough. Later gloo says it of each at once.
+            # In time, one that cannot be heard is enough. Later gloo says it of each at once, also
+            # of those that were heard.
             if unheard and not self._is_late(began):
                 break
+            if unheard and said[rank].any():
+                continue
             left = max(began + self._timeout - time.monotonic(), 0.001)
             if rank not in unheard:
                 self._awaited = (rank,)
                 try:
                     work.wait(timedelta(seconds=left))
                 except Exception as error:  # noqa: BLE001 - whatever it is, the rank is not heard
-                    unheard[rank] = error
-            last = Statement.from_words(said[rank].tolist())
-            if last.kind is Topic.LOST:
+                    unheard[rank] = error.with_traceback(None)
+            last = _heard(said[rank])
+            if last is not None and last.kind is Topic.LOST:
                 lost = rank if last.count == self.rank else last.count
                 unheard[lost] = RankError(f"rank {rank} has lost rank {last.count}")
-        return [Statement.from_words(words.tolist()) for words in said], unheard
+        return [each for each in map(_heard, said) if each is not None], unheard
 
     def _begun(
         self, call: Callable[..., Any], words: list[Any], unheard: dict[int, Exception]
@@ -404,7 +410,8 @@ class GlooGroup(AwaitsOthers):
                 try:
                     begun[rank] = call(words[rank], rank, group=self._group)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the rank is not heard
-                    unheard[rank] = error
+                    # Its frames would keep the group.
+                    unheard[rank] = error.with_traceback(None)
         return begun
 
     def _tell_of(self, lost: int) -> None:
@@ -438,6 +445,11 @@ class GlooGroup(AwaitsOthers):
             )
         lost.__cause__ = next(iter(errors.values())).with_traceback(None)
         return lost
+
+
+def _heard(words: Any) -> Statement | None:
+    """Return what a rank has said; None if it has not."""
+    return Statement.from_words(words.tolist()) if words.any() else None
 
 
 def _destroy(group: Any) -> None:

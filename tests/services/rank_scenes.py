@@ -817,6 +817,50 @@ async def rank_1_ends_when_only_rank_2_has_heard_it() -> Any:
         await group.aclose()
 
 
+async def found_out(group: Any) -> tuple[str, tuple[int, ...], float]:
+    """Exchange something with others in vain; return why, because of whom, and after how long."""
+    began = time.monotonic()
+    try:
+        await group.exchange(Statement(1, Topic.WINDOW))
+    except RankError as error:
+        return str(error), error.ranks, time.monotonic() - began
+    raise AssertionError("all ranks were heard")
+
+
+async def all_have(done: str) -> None:
+    """Say that this rank has done something, and wait until all have."""
+    say(f"{done} on {rank()}")
+    everywhere = [f"{done} on {each}" for each in range(dist.get_world_size())]
+    await asyncio.to_thread(until_said, *everywhere)
+
+
+@scene
+async def rank_1_leaves_a_group_that_is_referred_to() -> Any:
+    """Return what others find out where something keeps the object, as an old frame may."""
+    group = await open_group(TIMEOUT)
+    assert isinstance(group, GlooGroup)
+    await group.exchange(Statement(1, Topic.WINDOW))
+    kept, found = group._group, None
+    if rank() == 1:
+        await group.aclose()
+    else:
+        found = await found_out(group)
+    await all_have("left what was kept")
+    await group.aclose()
+    del kept
+    return found
+
+
+@scene
+async def rank_1_says_nothing_in_time() -> Any:
+    group = await open_group(2.0)
+    await group.exchange(Statement(1, Topic.WINDOW))
+    found = None if rank() == 1 else await found_out(group)
+    await all_have("waited in vain")
+    await group.aclose()
+    return found
+
+
 @scene
 async def recorded_behind_fullsync() -> Any:
     """Return why work that cannot be repeated is refused there, and a state where order is lost."""

@@ -470,6 +470,24 @@ def test_a_rank_that_has_lost_another_tells_those_who_wait_for_it(company):
         assert seconds < 15
 
 
+def test_a_rank_that_leaves_is_missed_at_once_whatever_still_refers_to_its_group(company):
+    played = company.play("rank_1_leaves_a_group_that_is_referred_to", 3)
+    for rank in (0, 2):
+        message, ranks, seconds = played[rank]
+        assert message.startswith(f"rank {rank} lost rank 1: a process ended")
+        assert ranks == [1]
+        # The timeout is 30 s.
+        assert seconds < 15
+
+
+def test_only_the_rank_that_said_nothing_is_named(company):
+    played = company.play("rank_1_says_nothing_in_time", 3)
+    for rank in (0, 2):
+        message, ranks, _ = played[rank]
+        assert message.startswith(f"rank {rank} waited 2 s for rank 1;")
+        assert ranks == [1]
+
+
 # Without ranks --------------------------------------------------------------------------
 
 

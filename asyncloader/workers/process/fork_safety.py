@@ -23,7 +23,7 @@ from typing import Any
 from asyncloader import system
 from asyncloader.machine import anonymous_memory
 from asyncloader.transport.code import modules_being_imported
-from asyncloader.workers.process.multiprocessing_start import is_known_harmless
+from asyncloader.workers.process.multiprocessing_start import frames_of_others, is_known_harmless
 from asyncloader.workers.process.native_threads import (
     NativeThread,
     mapped_files,
@@ -148,13 +148,12 @@ def threads_in_the_way(stands_still: threading.Thread) -> list[str]:
 
     ``stands_still`` holds nothing, nor does the one that calls this.
     """
-    known = {stands_still.ident, threading.get_ident()}
-    frames = sys._current_frames()
+    frames = frames_of_others()
     threads = {thread.ident: thread for thread in threading.enumerate()}
     found = []
     for ident, frame in frames.items():
         thread = threads.get(ident)
-        if ident in known or _waits_for_us(frame):
+        if ident == stands_still.ident or _waits_for_us(frame):
             continue
         if thread is None or not is_known_harmless(thread, frame):
             found.append(thread.name if thread else "one that threading does not know")

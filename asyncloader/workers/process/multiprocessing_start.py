@@ -69,7 +69,7 @@ _RETURNS_SECONDS = 0.02
 def _foreign(loops_own: threading.Thread) -> list[str]:
     """Return the names of threads that a forked child would miss."""
     known = {threading.main_thread(), threading.current_thread(), loops_own}
-    frames = sys._current_frames()
+    frames = frames_of_others()
     return sorted(
         thread.name
         for thread in threading.enumerate()
@@ -77,6 +77,17 @@ def _foreign(loops_own: threading.Thread) -> list[str]:
         and not thread.name.startswith(OUR_THREADS)
         and not is_known_harmless(thread, frames.get(thread.ident or 0))
     )
+
+
+def frames_of_others() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread but this one.
+
+    A caller that kept its own frame would be a circle, which keeps what all these frames hold
+    until the next collection: other ranks wait for a group of ours as long as that exists.
+    """
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    return frames
 
 
 def is_known_harmless(thread: threading.Thread, frame: FrameType | None) -> bool:
