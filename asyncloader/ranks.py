@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from enum import IntEnum, IntFlag
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from asyncloader.deadline import time_left
@@ -30,6 +30,10 @@ from asyncloader.errors import RankError, RankTimeout
 from asyncloader.runtime import at_exit, start_thread, uncancellable
 from asyncloader.system import in_forked_child
 from asyncloader.waiting import AwaitsOthers
+
+#: After how long a rank that waits for others to open a group looks for them, first and at last.
+_FIRST_LOOK_SECONDS = 0.001
+_LAST_LOOK_SECONDS = 0.1
 
 #: How long a closing rank waits for others that may still answer; and then at most until gloo
 #: has let go, which takes milliseconds unless the machine is very busy.
@@ -129,6 +133,12 @@ async def open_group(timeout: float) -> RankGroup:
     return group
 
 
+async def decline_group() -> None:
+    """Tell all ranks that open a group now that this one cannot, within a bounded time."""
+    declining = asyncio.wrap_future(GlooGroup(0, declines=True).ended)
+    await asyncio.wait([declining], timeout=_PATIENCE_SECONDS)
+
+
 class RankGroup(Protocol):
     """The little we ask of a process group, so that tests need no torch.distributed."""
 
@@ -226,13 +236,73 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
+class Assembly:
+    """Where the ranks come together to open a group, by keys in the store of the run.
+
+    Gloo does not say who is missing when it opens a group. It also counts the groups, so that a
+    rank that opens one alone never meets the others again. So each rank says first that it has
+    come, and all open the group or none does: the verdict is that of the first rank that knows it.
+    """
+
+    ALL = "all"
+
+    def __init__(self, rank: int, size: int) -> None:
+        import torch.distributed as dist
+
+        c10d: Any = dist.distributed_c10d
+        run = c10d.PrefixStore("asyncloader", c10d._get_default_store())
+        number = run.add(f"opened by {rank}", 1)
+        self._store = c10d.PrefixStore(f"group {number}", run)
+        self._next = c10d.PrefixStore(f"group {number + 1}", run)
+        self._rank = rank
+        self._size = size
+        self._first_missing = 0
+
+    def come(self) -> str:
+        """Say that this rank has come; return the verdict, or "" while there is none."""
+        self._store.set(str(self._rank), "")
+        is_last = self._store.add("come", 1) == self._size
+        return self.decided(self.ALL) if is_last else self.verdict()
+
+    def verdict(self) -> str:
+        is_known = self._store.check(["verdict"])
+        return str(self._store.get("verdict"), "ascii") if is_known else ""
+
+    def decided(self, verdict: str) -> str:
+        """Return the verdict: this one, unless there was one before."""
+        return str(self._store.compare_set("verdict", "", verdict), "ascii")
+
+    def is_past(self) -> bool:
+        """Whether others have given this group up and have come to open the next one."""
+        return self.verdict() not in ("", self.ALL) and bool(self._next.add("come", 0))
+
+    def first_missing(self) -> tuple[int, ...]:
+        """Return the first rank that has not come, if any."""
+        while self._first_missing < self._size and self._has_come(self._first_missing):
+            self._first_missing += 1
+        return (self._first_missing,) if self._first_missing < self._size else ()
+
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self._size) if not self._has_come(rank)]
+
+    def _has_come(self, rank: int) -> bool:
+        return bool(self._store.check([str(rank)]))
+
+
 _Job = tuple[Statement, "Future[list[Statement]]"]
 
 
 class GlooGroup(AwaitsOthers):
-    """A gloo group of our own. A thread opens the group, talks, and destroys the group."""
+    """A gloo group of our own. A thread opens the group, talks, and destroys the group.
 
-    def __init__(self, timeout: float) -> None:
+    One that ``declines`` only tells the others that this rank does not come.
+    """
+
+    #: When the group that was made last is open, or is known not to be: they are opened one after
+    #: the other, in the order in which they were made, as gloo counts them.
+    _last_opened: Future[None] | None = None
+
+    def __init__(self, timeout: float, *, declines: bool = False) -> None:
         import torch.distributed as dist
 
         self.rank = dist.get_rank()
@@ -240,12 +310,16 @@ class GlooGroup(AwaitsOthers):
         self._timeout = timeout
         #: What the thread is to say, until None.
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._declines = declines
         self._opened: Future[None] = uncancellable()
-        self._ended: Future[None] = uncancellable()
+        self._opened_before, GlooGroup._last_opened = GlooGroup._last_opened, self._opened
+        self.ended: Future[None] = uncancellable()
         self._group: Any = None
         self._under_way: list[Any] = []
-        #: For which rank the thread waits, if it knows. Of two it is the other.
-        self._awaited: tuple[int, ...] = (1 - self.rank,) if self.size == 2 else ()
+        #: Of two ranks the other.
+        self._of_two: tuple[int, ...] = (1 - self.rank,) if self.size == 2 else ()
+        #: For which rank the thread waits, if it knows.
+        self._awaited: tuple[int, ...] = self._of_two
         self._thread = threading.Thread(target=self._run, name="asyncloader ranks", daemon=True)
         start_thread(self._thread)
         _gloo_groups.add(self)
@@ -272,7 +346,7 @@ class GlooGroup(AwaitsOthers):
     async def aclose(self) -> None:
         """Destroy the group, within a bounded time."""
         self._jobs.put(None)
-        ended = asyncio.wrap_future(self._ended)
+        ended = asyncio.wrap_future(self.ended)
         await asyncio.wait([ended], timeout=time_left(_PATIENCE_SECONDS))
         if not ended.done():
             self._abort()
@@ -326,18 +400,21 @@ class GlooGroup(AwaitsOthers):
     def _run(self) -> None:
         self._open_and_answer()
         # The group is gone by now. Its own threads must not outlive the interpreter.
-        self._ended.set_result(None)
+        self.ended.set_result(None)
 
     def _open_and_answer(self) -> None:
         import torch.distributed as dist
 
         began = time.monotonic()
         try:
+            if missing := self._assembled(began):
+                self._opened.set_exception(self._lost(missing, began))
+                return
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
         except Exception as error:  # noqa: BLE001 - whatever it is, a rank is missing
-            # Gloo does not say which.
-            missing: dict[int, Exception] = dict.fromkeys(self._awaited or (-1,), error)
-            self._opened.set_exception(self._lost(missing, began))
+            # Neither gloo nor the store says which.
+            unknown: dict[int, Exception] = dict.fromkeys(self._of_two or (-1,), error)
+            self._opened.set_exception(self._lost(unknown, began))
             return
         self._opened.set_result(None)
         self._answer()
@@ -347,6 +424,32 @@ class GlooGroup(AwaitsOthers):
         self._under_way = []
         group, self._group = self._group, None
         _destroy(group)
+
+    def _assembled(self, began: float) -> dict[int, Exception]:
+        """Wait until all ranks have come; return why some cannot be met."""
+        if self._opened_before is not None:
+            self._opened_before.exception()
+            self._opened_before = None
+        assembly = Assembly(self.rank, self.size)
+        if self._declines:
+            assembly.decided(f"refused {self.rank}")
+            return {self.rank: RankError("this rank has declined")}
+        seconds, verdict = _FIRST_LOOK_SECONDS, assembly.come()
+        while assembly.is_past():
+            assembly = Assembly(self.rank, self.size)
+            verdict = assembly.come()
+        while not verdict:
+            with contextlib.suppress(Empty):
+                # Nothing is to be said before the group is open, so it is closed.
+                self._jobs.put(self._jobs.get(timeout=seconds))
+                verdict = assembly.decided(f"left {self.rank}")
+                break
+            self._awaited = assembly.first_missing() or self._of_two
+            is_over = time.monotonic() - began >= self._timeout
+            verdict = assembly.decided(f"late {self.rank}") if is_over else assembly.verdict()
+            seconds = min(2 * seconds, _LAST_LOOK_SECONDS)
+        self._awaited = self._of_two
+        return _absent(verdict, assembly)
 
     def _answer(self) -> None:
         lost: RankError | None = None
@@ -439,8 +542,8 @@ class GlooGroup(AwaitsOthers):
             )
         else:
             lost = RankError(
-                f"rank {self.rank} lost {who}: a process ended, or a loader was closed before its"
-                " epoch was over, or gave up waiting; see what was printed there",
+                f"rank {self.rank} lost {who}: a process ended, or a loader could not start, was"
+                " closed before its epoch was over, or gave up waiting; see what was printed there",
                 ranks=known,
             )
         lost.__cause__ = next(iter(errors.values())).with_traceback(None)
@@ -450,6 +553,23 @@ class GlooGroup(AwaitsOthers):
 def _heard(words: Any) -> Statement | None:
     """Return what a rank has said; None if it has not."""
     return Statement.from_words(words.tolist()) if words.any() else None
+
+
+def _absent(verdict: str, assembly: Assembly) -> dict[int, Exception]:
+    """Return the ranks because of which the ranks that have come are not all, and why."""
+    if verdict == Assembly.ALL:
+        return {}
+    why, rank = verdict.split()
+    match why:
+        case "refused":
+            error = RankError(f"rank {rank} could not start its loader")
+        case "left":
+            error = RankError(f"rank {rank} closed its loader")
+        case _:
+            error = RankError(f"rank {rank} gave up waiting")
+            if missing := assembly.missing():
+                return dict.fromkeys(missing, error)
+    return {int(rank): error}
 
 
 def _destroy(group: Any) -> None:
@@ -477,3 +597,4 @@ def _leave_groups() -> None:
 def _forget_groups() -> None:
     # They are the parent's, whose connections the child must not end.
     _gloo_groups.clear()
+    GlooGroup._last_opened = None

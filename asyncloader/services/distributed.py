@@ -34,6 +34,7 @@ from asyncloader.ranks import (
     RankGroup,
     Statement,
     Topic,
+    decline_group,
     is_initialized,
     open_group,
     own_rank,
@@ -118,7 +119,11 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
         is_alone = world_size() == 1
         if not is_alone:
             # Before ranks meet: one that is refused later would be lost to those that still come.
-            datapipe = self._checked(datapipe)
+            try:
+                datapipe = self._checked(datapipe)
+            except BaseException:
+                await decline_group()
+                raise
         self._meeting = self._meeting_of(await open_group(self.timeout))
         rank, size = self.rank()
         apply_sharding(datapipe, size, rank, SHARDING_PRIORITIES.DISTRIBUTED)

@@ -434,6 +434,49 @@ async def another_graph_on_rank_1() -> Any:
 
 
 @scene
+async def rank_1_opens_a_group_too_late() -> Any:
+    """Return what each finds out, and what all say when they try again."""
+    began = time.monotonic()
+    if rank() == 1:
+        await asyncio.to_thread(until_said, *words_of_others("missed rank 1"))
+        began = time.monotonic()
+    try:
+        await open_group(2.0)
+    except RankError as error:
+        found = type(error).__name__, str(error), error.ranks, time.monotonic() - began
+    say(f"missed rank 1 on {rank()}")
+    await all_have("found that out")
+    group = await open_group(TIMEOUT)
+    said = await group.exchange(Statement(1, Topic.WINDOW, count=rank()))
+    await group.aclose()
+    return found, [each.count for each in said]
+
+
+@scene
+async def refused_on_rank_1() -> Any:
+    graph = shuffled()
+    if rank() == 1:
+        graph = graph.fullsync().map(double, repeatable=False)
+    began = time.monotonic()
+    loader = loader_of(graph)
+    _, error = await collected(loader)
+    await loader.aclose()
+    seconds = time.monotonic() - began
+    async with loader_of(shuffled()) as loader:
+        return error, seconds, len((await collected(loader))[0])
+
+
+@scene
+async def starting_two_loaders_at_once() -> Any:
+    async def read(first: int) -> list[int]:
+        graph = IterableWrapper(range(first, first + COUNT)).sharding_filter()
+        async with loader_of(graph) as loader:
+            return [item async for item in loader]
+
+    return await asyncio.gather(*(read(100 * number) for number in range(4)))
+
+
+@scene
 async def other_workers_on_the_last_rank() -> Any:
     async def start(workers: int) -> Any:
         loader = loader_of(shuffled(), workers)

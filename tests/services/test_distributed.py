@@ -306,6 +306,30 @@ def test_graphs_that_differ_are_an_error_at_once_that_names_the_rank(play):
         assert ("half" if rank == 1 else "double") in error
 
 
+def test_a_graph_that_is_refused_on_one_rank_keeps_no_other_waiting(company):
+    for rank, (error, seconds, count) in enumerate(company.play("refused_on_rank_1", 3)):
+        assert error.startswith("ValueError: fullsync" if rank == 1 else "RankError")
+        assert rank == 1 or "lost rank 1" in error
+        assert seconds < 15
+        assert count == COUNT // 3
+
+
+def test_a_rank_that_comes_too_late_is_named_and_all_can_try_again(company):
+    found = company.play("rank_1_opens_a_group_too_late", 3)
+    for rank, ((kind, error, ranks, seconds), said) in enumerate(found):
+        assert kind == ("RankError" if rank == 1 else "RankTimeout")
+        assert ("gave up waiting" if rank == 1 else "waited 2 s for rank 1") in error
+        assert rank == 1 or tuple(ranks) == (1,)
+        assert seconds < 15
+        assert said == [0, 1, 2]
+
+
+def test_loaders_that_start_at_the_same_time_do_not_meet_one_another(company):
+    for rank, found in enumerate(company.play("starting_two_loaders_at_once", 3)):
+        shares = [list(range(100 * each + rank, 100 * each + COUNT, 3)) for each in range(4)]
+        assert found == shares
+
+
 def test_worker_counts_that_differ_name_the_rank_and_the_counts(play):
     found = play("other_workers_on_the_last_rank")
     size = len(found)
