@@ -253,7 +253,6 @@ class Assembly:
         run = c10d.PrefixStore("asyncloader", c10d._get_default_store())
         number = run.add(f"opened by {rank}", 1)
         self._store = c10d.PrefixStore(f"group {number}", run)
-        self._next = c10d.PrefixStore(f"group {number + 1}", run)
         self._rank = rank
         self._size = size
         self._first_missing = 0
@@ -271,10 +270,6 @@ class Assembly:
     def decided(self, verdict: str) -> str:
         """Return the verdict: this one, unless there was one before."""
         return str(self._store.compare_set("verdict", "", verdict), "ascii")
-
-    def is_past(self) -> bool:
-        """Whether others have given this group up and have come to open the next one."""
-        return self.verdict() not in ("", self.ALL) and bool(self._next.add("come", 0))
 
     def first_missing(self) -> tuple[int, ...]:
         """Return the first rank that has not come, if any."""
@@ -435,9 +430,6 @@ class GlooGroup(AwaitsOthers):
             assembly.decided(f"refused {self.rank}")
             return {self.rank: RankError("this rank has declined")}
         seconds, verdict = _FIRST_LOOK_SECONDS, assembly.come()
-        while assembly.is_past():
-            assembly = Assembly(self.rank, self.size)
-            verdict = assembly.come()
         while not verdict:
             with contextlib.suppress(Empty):
                 # Nothing is to be said before the group is open, so it is closed.
