@@ -151,12 +151,22 @@ class FullSync(OneToOne, IterDataPipe[T]):
 
 
 class FullSyncPass(Pass[T]):
-    """One pass over a FullSync: with several ranks, the items read ahead and agreed on."""
+    """One pass over a FullSync: with several ranks, the items that were read ahead."""
 
     runs_ahead = True
 
-    _ahead: AgreedAhead[T] | None = None
-    _own_before = 0
+    def __init__(self, edge: Edge[Any]) -> None:
+        super().__init__(edge)
+        meeting = self.pipe.meeting
+        self.pads = meeting is not None and meeting.uneven == "pad"
+        #: How many items of the source come before those that are counted here. If the ranks pad,
+        #: the last of them is read again: it is what is repeated if no other follows.
+        self.first = 0
+        #: How many were read, and how many yielded, padding too.
+        self.taken = self.yielded = 0
+        #: Those that were not taken by the consumer, and how many they may be.
+        self.held: deque[T] = deque()
+        self.room = 0
 
     def __iter__(self) -> Iterator[T]:
         return self.source.begin()
@@ -169,82 +179,68 @@ class FullSyncPass(Pass[T]):
         return self._agreed_groups() if world_size() > 1 else groups_of(self.source.abegin())
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        meeting = self.pipe.meeting
-        if meeting is None or meeting.uneven != "pad":
-            self.source.resume(position, cursors)
-            return 0
-        self._own_before = position - meeting.padding
-        # The item before is made again: it is what is repeated if no other follows.
-        self.source.resume(max(self._own_before - 1, 0), cursors)
+        self.first = position - self.pipe.meeting.padding if self.pads else position
+        self.source.resume(max(self.first - 1, 0) if self.pads else self.first, cursors)
         return 0
 
     def lags(self) -> bool:
         return world_size() > 1
 
     def needs(self) -> int:
-        return 0 if self._ahead is None else self._ahead.needs()
+        if self.pads:
+            return self.first + min(self.yielded, self.taken) - 1
+        return self.first + self.yielded
 
     def counts(self) -> tuple[int, int, bool, int]:
-        if self._ahead is None:
-            return UNCOUNTED, UNCOUNTED, True, 0
-        return self._ahead.taken, self._ahead.yielded, False, 0
+        return super().counts() if world_size() > 1 else (UNCOUNTED, UNCOUNTED, True, 0)
 
     def fullness(self) -> tuple[int, int]:
-        return (0, 0) if self._ahead is None else (len(self._ahead.held), self._ahead.room)
+        return len(self.held), self.room
 
     async def _agreed(self) -> AsyncIterator[T]:
         async with aclosing(self._windows()) as windows:
-            async for ahead in windows:
-                for item in ahead.take():
-                    ahead.yielded += 1
+            async for group in windows:
+                for item in group:
+                    self.yielded += 1
                     yield item
 
     async def _agreed_groups(self) -> AsyncGenerator[list[T], None]:
         async with aclosing(self._windows()) as windows:
-            async for ahead in windows:
-                group = ahead.take()
-                ahead.yielded += len(group)
+            async for group in windows:
+                self.yielded += len(group)
                 yield group
                 del group
 
-    async def _windows(self) -> AsyncGenerator[AgreedAhead[T], None]:
-        """Yield the agreed items' holder whenever there are items to take."""
+    async def _windows(self) -> AsyncGenerator[list[T], None]:
+        """Yield the items that the ranks have agreed on."""
         pipe: FullSync[T] = self.pipe
         meeting, is_given = pipe.meeting, pipe.meeting is not None
         if meeting is None:
             meeting = Meeting(await open_group(pipe.timeout))
-        self._ahead = ahead = AgreedAhead(self.source, meeting, self._own_before)
         try:
-            async with ahead.running(repr(pipe)):
+            async with AgreedAhead(self, meeting).running(repr(pipe)) as ahead:
                 while await ahead.has_next():
-                    yield ahead
+                    yield ahead.take()
         finally:
             if not is_given:
                 await meeting.group.aclose()
 
 
 class AgreedAhead(RunningAhead, Generic[T]):
-    """The items read ahead of a consumer on the same loop; those all ranks have may be taken."""
+    """The task that reads ahead of a consumer on the same loop, and the one that agrees on that."""
 
-    def __init__(self, source: Edge[T], meeting: Meeting, own_before: int = 0) -> None:
-        super().__init__(source)
+    def __init__(self, running: FullSyncPass[T], meeting: Meeting) -> None:
+        super().__init__(running.source)
+        self._running = running
+        self.pads = running.pads
         self.meeting = meeting
-        self.pads = meeting.uneven == "pad"
-        #: How many own items were yielded before. If it pads, the source begins at the last of
-        #: them, otherwise behind it.
-        self.own_before = own_before
-        self.held: deque[T] = deque()
         #: The item that is repeated, once it is known.
         self.repeated: list[T] = []
-        self.taken = 0
-        self.yielded = 0
-        #: How many items of the source come before those that are counted here.
-        self.first = own_before if self.pads else source.first_position()
         #: How many items may be yielded, those held and padding, and how many agreements there
         #: were.
         self.agreed = 0
         self.window = 0
-        self.room = FIRST_ROOM
+        running.room = FIRST_ROOM
         self.is_read = False
         #: Whether the ranks have agreed that nothing follows.
         self.has_agreed_end = False
@@ -299,52 +295,51 @@ class AgreedAhead(RunningAhead, Generic[T]):
 
     def take(self) -> list[T]:
         """Return the items that may be yielded."""
-        own = min(self.agreed, len(self.held))
-        group = [self.held.popleft() for _ in range(own)]
+        held = self._running.held
+        own = min(self.agreed, len(held))
+        group = [held.popleft() for _ in range(own)]
         # The consumer may change one of them.
         group += [copy.deepcopy(self.repeated[0]) for _ in range(self.agreed - own)]
         self.agreed = 0
         self.wake_reader()
         return group
 
-    def needs(self) -> int:
-        """Return how many items of the source a resumed pass need not make again."""
-        return self.first + (min(self.yielded, self.taken) - 1 if self.pads else self.yielded)
-
     async def hold_all(self, items: AsyncIterator[Any]) -> None:
-        if self.pads and self.own_before:
+        running = self._running
+        if self.pads and running.first:
             self.repeated = [await _first_of(items)]
         await super().hold_all(items)
         if self.pads:
-            if self.held:
-                self.repeated = [copy.deepcopy(self.held[-1])]
-            self.meeting.own_items = self.own_before + self.taken
+            if running.held:
+                self.repeated = [copy.deepcopy(running.held[-1])]
+            self.meeting.own_items = running.first + running.taken
 
     def hold(self, item: T) -> None:
-        self.held.append(item)
-        self.taken += 1
-        self.reads.passed(self.first + self.taken)
+        running = self._running
+        running.held.append(item)
+        running.taken += 1
+        self.reads.passed(running.first + running.taken)
         self._agreer.wake()
 
     def has_room(self) -> bool:
-        return len(self.held) < self.room
+        return len(self._running.held) < self._running.room
 
     def drop(self) -> None:
-        self.held.clear()
+        self._running.held.clear()
 
     def _counted(self) -> int:
         """Return how many of the held items can be agreed on."""
         held_back = 1 if self.pads and not self.is_read else 0
-        return max(len(self.held) - self.agreed - held_back, 0)
+        return max(len(self._running.held) - self.agreed - held_back, 0)
 
     def _is_due(self) -> bool:
         if self.is_read:
             # Padding needs no room, so that nothing else keeps it from running far ahead.
-            return not self.pads or self.agreed < self.room
+            return not self.pads or self.agreed < self._running.room
         return self._is_window() or (self._is_wanted and self._counted() > 0)
 
     def _is_window(self) -> bool:
-        return 2 * self._counted() >= self.room
+        return 2 * self._counted() >= self._running.room
 
     async def _let_more_come(self) -> None:
         seconds = self._last_window_at + WINDOW_SECONDS - self.loop.time()
@@ -357,7 +352,9 @@ class AgreedAhead(RunningAhead, Generic[T]):
             return Flags.NONE
         if self.error is not None:
             return Flags.FAILED
-        return Flags.ENDED if self.own_before + self.taken else Flags.ENDED | Flags.EMPTY
+        return (
+            Flags.ENDED if self._running.first + self._running.taken else Flags.ENDED | Flags.EMPTY
+        )
 
     def _conclude(self, counted: int, said: list[Statement]) -> None:
         # A rank that pads has as many as any other.
@@ -370,7 +367,7 @@ class AgreedAhead(RunningAhead, Generic[T]):
         more = [rank for rank, each in enumerate(said) if each.count > count]
         if count == counted and self._is_wanted and not self.has_room():
             # This rank had all its room filled, so give it more.
-            self.room = min(2 * self.room, MOST_ROOM)
+            self._running.room = min(2 * self._running.room, MOST_ROOM)
             self.wake_reader()
         self.window += 1
         if self.pads and empty and count:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncloader.datapipes.full_sync import MOST_ROOM, AgreedAhead, Meeting
+from asyncloader.datapipes.full_sync import MOST_ROOM, AgreedAhead, FullSync, FullSyncPass, Meeting
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.running.run import Edge, RunTree
 from asyncloader.errors import RankError
@@ -15,14 +15,18 @@ from asyncloader.waiting import Stopped
 from tests.table import Table
 
 
-def run_of(source: Any) -> Edge[Any]:
-    return Edge(source, RunTree())
+def reading(source: Any, meeting: Meeting, position: int = 0) -> AgreedAhead[Any]:
+    """Return what reads ahead in a fullsync on one rank, whose pass begins at ``position``."""
+    pipe = FullSync[Any](source)
+    pipe.meeting = meeting
+    running = FullSyncPass[Any](Edge(pipe, RunTree()))
+    running.resume_at(position, None, {})
+    return AgreedAhead(running, meeting)
 
 
 async def passed(meeting: Meeting, source: Any) -> list[Any]:
     """Return what passes a fullsync on one rank."""
-    pipe = source.fullsync()
-    ahead: AgreedAhead[Any] = AgreedAhead(run_of(pipe.source), meeting)
+    ahead = reading(source, meeting)
     items: list[Any] = []
     async with ahead.running("fullsync"):
         while await ahead.has_next():
@@ -49,7 +53,7 @@ async def test_a_consumer_that_takes_its_time_holds_few():
                 yield number
 
     (meeting,) = Table(1).meetings()
-    ahead: AgreedAhead[Any] = AgreedAhead(run_of(Source()), meeting)
+    ahead = reading(Source(), meeting)
     taken = 0
     async with ahead.running("fullsync"):
         for _ in range(10):
@@ -72,7 +76,7 @@ async def test_an_item_is_not_held_back_for_company():
             await more.wait()
             yield 1
 
-    aheads = [AgreedAhead[Any](run_of(Source()), meeting) for meeting in table.meetings()]
+    aheads = [reading(Source(), meeting) for meeting in table.meetings()]
     one, other = aheads
     async with one.running("one"), other.running("other"):
         assert all(await asyncio.gather(*(each.has_next() for each in aheads)))
@@ -149,7 +153,7 @@ async def test_an_error_comes_after_the_items_before_it_on_every_rank():
     seen: list[list[int]] = [[], [], []]
 
     async def note(rank: int, meeting: Meeting) -> None:
-        ahead: AgreedAhead[Any] = AgreedAhead(run_of(sources[rank]), meeting)
+        ahead = reading(sources[rank], meeting)
         async with ahead.running("fullsync"):
             while await ahead.has_next():
                 seen[rank] += ahead.take()
@@ -172,9 +176,23 @@ async def test_a_share_that_has_ended_is_padded_with_its_last_item(counts):
         assert meeting.own_items == count
 
 
+async def test_a_share_that_is_resumed_knows_how_many_items_it_has():
+    async def rest(meeting: Meeting) -> list[Any]:
+        ahead = reading(IterableWrapper(range(5)), meeting, position=3)
+        async with ahead.running("fullsync"):
+            items: list[Any] = []
+            while await ahead.has_next():
+                items += ahead.take()
+            return items
+
+    meetings = Table(2).meetings("pad")
+    assert await asyncio.gather(*map(rest, meetings)) == [[3, 4]] * 2
+    assert [meeting.own_items for meeting in meetings] == [5, 5]
+
+
 async def test_what_the_consumer_changes_in_the_last_item_is_not_in_the_padding():
     async def changed(meeting: Meeting, source: Any) -> list[Any]:
-        ahead: AgreedAhead[Any] = AgreedAhead(run_of(source), meeting)
+        ahead = reading(source, meeting)
         seen = []
         async with ahead.running("fullsync"):
             while await ahead.has_next():
