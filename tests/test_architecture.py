@@ -39,10 +39,10 @@ ROOMS = [
     {"map"},
     {"iter"},
     {"fresh_batches", "grouping"},
-    {"web", "caching", "combining", "repeating", "shuffling", "torch_dataset"},
+    {"web", "caching", "combining", "repeating", "rollouts", "shuffling", "torch_dataset"},
     {
         *("async_calls", "files", "flattening", "joining", "mapping", "packing", "prefetching"),
-        *("random_splitting", "rollouts", "sampling", "selecting", "sharding", "splitting"),
+        *("random_splitting", "rollout_calls", "sampling", "selecting", "sharding", "splitting"),
         "thread_calls",
     },
     {

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from asyncloader.datapipes.recording import NumberedItem, Stage, StagePass, joined
+from asyncloader.datapipes.rollout_calls import Calls
 from asyncloader.datapipes.rollouts import RolloutPass
 from asyncloader.datapipes.running.cursors import aclose_items, groups_of
 from asyncloader.datapipes.running.run import Edge
@@ -97,38 +98,40 @@ class FreshPass(StagePass):
                     await coming
             await aclose_items(items)
 
-    def _rollout(self) -> RolloutPass | None:
+    def _calls(self) -> Calls | None:
+        """Return the rollout's, once it has begun."""
         found: RolloutPass | None = self.edge.tree.latest_pass(self.pipe.judge)
-        return found
+        return None if found is None else found.calls
 
     async def _has_come(self, coming: asyncio.Future[Any]) -> bool:
         """Wait for the next item; False if none can come before those held are in a batch."""
-        rollout = self._rollout()
-        if rollout is None:
+        calls = self._calls()
+        if calls is None:
             await asyncio.wait([coming])
             return True
-        waiter = rollout.maker
+        waiter = calls.maker
         coming.add_done_callback(lambda _: waiter.wake())
-        await waiter.until(lambda: coming.done() or rollout.has_given_all(len(self.gathered)))
+        await waiter.until(lambda: coming.done() or calls.has_given_all(len(self.gathered)))
         return coming.done()
 
     async def _made(self, size: int, *, is_last: bool) -> AsyncIterator[Any]:
         """Yield a batch of the first items that are held, unless one of them is too old."""
-        rollout = self._rollout()
-        assert rollout is not None
-        await rollout.maker.until(rollout.may_make)
+        calls = self._calls()
+        assert calls is not None
+        prompts = calls.prompts
+        await calls.maker.until(prompts.may_make)
         batch, self.gathered = self.gathered[:size], self.gathered[size:]
-        fresh = [each for each in batch if not rollout.is_stale(each)]
+        fresh = [each for each in batch if not prompts.is_stale(each)]
         if len(fresh) < len(batch):
             self.gathered = fresh + self.gathered
             for each in batch:
-                if rollout.is_stale(each):
-                    rollout.take_back(each)
+                if prompts.is_stale(each):
+                    calls.take_back(each)
             return
         if is_last and not self.pipe.keeps_rest:
             for each in batch:
                 each.leave_out(Reason.DROP_LAST)
             return
         whole = self.pipe.together([each.item for each in batch])
-        rollout.note_made(batch)
+        prompts.note_made(batch)
         yield NumberedItem(joined(each.key for each in batch), whole, batch[0].ledger)

@@ -3,25 +3,21 @@
 This file is about rollout, which calls a function for each prompt, many calls at a time, and hands
 on what is finished: begun no earlier than ``Admission`` allows, put back where a call says so or
 is stopped, tried again where it fails, and left out for a reason that is counted. How the calls
-run, says ``prompts.py``.
+run, says ``rollout_calls.py``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
-from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
-    Iterator,
     Mapping,
-    Sequence,
 )
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -32,21 +28,14 @@ from asyncloader.datapipes.admission import Admission, Order, Version
 from asyncloader.datapipes.attempts import Attempts
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import is_async, watched_async
-from asyncloader.datapipes.prompts import Calls, Gate, Group, Member, RolloutCounts
-from asyncloader.datapipes.recording import Joining, NumberedItem
-from asyncloader.datapipes.running.cursor_forms import copied
-from asyncloader.datapipes.running.cursors import number_of
+from asyncloader.datapipes.prompts import Member, Prompts
+from asyncloader.datapipes.rollout_calls import Calls, Gate
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.run import Edge, Pass
-from asyncloader.datapipes.running.run_place import present_home
-from asyncloader.datapipes.running.traits import is_shuffler, waits
 from asyncloader.datapipes.running.watch.under_way import UnderWay
-from asyncloader.datapipes.settled import Ledger, Reason, item_numbers
 from asyncloader.datapipes.sources import iterable_source
-from asyncloader.errors import LoaderError, SnapshotError, StarvedError
-from asyncloader.safe_error_text import repr_of
-from asyncloader.waiting import LoopWaiter
+from asyncloader.errors import LoaderError
 
 T = TypeVar("T")
 
@@ -361,26 +350,8 @@ class RolloutPass(Pass[Any]):
 
     def __init__(self, edge: Edge[Any]) -> None:
         super().__init__(edge)
-        pipe: Rollout[Any] = edge.pipe
-        self.pipe_number = number_of(pipe)
         self.calls: Calls | None = None
-        self._ledger: Ledger | None = None
-        #: The prompts that were begun and are not settled, by their numbers.
-        self.unsettled: dict[int, Group] = {}
-        self.counted = RolloutCounts()
-        #: How many prompts were trained with a policy so many versions newer.
-        self.lag_counts: Counter[int] = Counter()
-        self.yielded = 0
-        # The batches that were made and not settled: how many prompts of each are not. And in which
-        # batch a prompt is.
-        self._batches: dict[int, int] = {}
-        self._in_batch: dict[int, int] = {}
-        self._made = 0
-        # How many items were delivered when the policy was advanced last.
-        self._delivered = 0
-        self._version = pipe.version
-        if pipe.version is not None:
-            pipe.version.tell(self)
+        self.prompts = Prompts(edge.pipe, edge.tree)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async with aclosing(self._groups(most=1)) as groups:
@@ -392,8 +363,7 @@ class RolloutPass(Pass[Any]):
         return self._groups(most=GROUP_ITEMS)
 
     async def _groups(self, most: int) -> AsyncGenerator[list[Any], None]:
-        self.maker = LoopWaiter(asyncio.get_running_loop())
-        self.calls = calls = Calls(self)
+        self.calls = calls = Calls(self.prompts, self.source)
         calls.start(repr(self.pipe))
         try:
             while await calls.has_next():
@@ -401,10 +371,8 @@ class RolloutPass(Pass[Any]):
         finally:
             await calls.aclose()
 
-    @property
-    def taken(self) -> int:
-        """How many prompts were read."""
-        return self.source.count()
+    def counts(self) -> tuple[int, int, bool, int]:
+        return self.source.count(), self.prompts.yielded, False, 0
 
     def fullness(self) -> tuple[int, int]:
         calls = self.calls
@@ -423,8 +391,8 @@ class RolloutPass(Pass[Any]):
         waits_for = "" if calls.under_way else calls.waits_for()
         if waits_for == "the trainer":
             yield UnderWay(
-                f"{stage_name(self.pipe)} waits for loader.ack(): {len(self.unsettled)} prompts are"
-                " begun and not acknowledged, and no more may be"
+                f"{stage_name(self.pipe)} waits for loader.ack(): {len(self.prompts.unsettled)}"
+                " prompts are begun and not acknowledged, and no more may be"
             )
         elif waits_for == "a pause":
             yield UnderWay(f"{stage_name(self.pipe)} begins no call during loader.paused()")
@@ -438,251 +406,22 @@ class RolloutPass(Pass[Any]):
 
     def stats(self) -> RolloutStats:
         """Return how it is doing; from any thread."""
-        if self._ledger is not None:
-            self._ledger.catch_up()
-        calls, counted = self.calls, self.counted
+        calls, prompts = self.calls, self.prompts
+        prompts.catch_up()
         is_over = calls is None or calls.has_ended
         return RolloutStats(
             name=stage_name(self.pipe),
-            calls=counted.calls,
+            calls=prompts.called,
             in_flight=0 if calls is None else len(calls.under_way),
             waiting=0 if calls is None else calls.waiting(),
             resting=0 if calls is None else calls.resting(),
             finished=0 if calls is None else calls.finished(),
-            unsettled=len(self.unsettled),
+            unsettled=len(prompts.unsettled),
             capacity=self.pipe.admission.capacity,
-            again=counted.again,
-            failed=counted.failed,
-            stale=counted.stale,
-            lags=dict(self.lag_counts),
+            again=prompts.again,
+            failed=prompts.failed,
+            stale=prompts.stale,
+            lags=dict(prompts.lags),
             oldest=None if calls is None else calls.oldest(),
             waits_for="" if calls is None or is_over else calls.waits_for(),
-        )
-
-    # Prompts ------------------------------------------------------------------------------
-
-    def version(self) -> int:
-        """Return the policy's number."""
-        return 0 if self._version is None else self._version.number
-
-    def whole_number(self, number: int) -> int:
-        """Return which number a prompt has before the division among ranks."""
-        return self.edge.tree.whole_number(number)
-
-    def begin(self, group: Group) -> None:
-        """Note that a prompt is begun."""
-        if isinstance(group.item, NumberedItem):
-            if self._ledger is None:
-                self._ledger = group.item.ledger
-                self._ledger.watch(self)
-            self.unsettled[group.number] = group
-
-    def attempts(self, number: int) -> tuple[int, int]:
-        """Return how many calls for a prompt failed, and how many were cut off."""
-        return (0, 0) if self._ledger is None else self._ledger.attempts(number)
-
-    def note_attempts(self, number: int, failed: int, cut_off: int) -> None:
-        """Note the same."""
-        if self._ledger is not None:
-            self._ledger.note_attempts(number, failed, cut_off)
-
-    def kept(self, group: Group) -> Sequence[Any] | None:
-        """Return the version and the results that a state has of a prompt, if they are of use."""
-        if self._ledger is None or self.pipe_number is None:
-            return None
-        kept = self._ledger.kept_results(group.number).get(self.pipe_number)
-        if kept is not None and not self._is_of_group(kept):
-            raise SnapshotError(
-                "the state does not fit the graph: what it kept of item"
-                f" {group.whole_number} are no results of {stage_name(self.pipe)}, but"
-                f" {repr_of(kept)}"
-            )
-        if kept is not None and self._version is not None and kept[0] > self.version():
-            raise SnapshotError(
-                f"the state has results that version {kept[0]} of the policy gave, and it is now"
-                f" version {self.version()}: save version.number with the state, and begin with"
-                f" version=Version(that number)"
-            )
-        if kept is not None and self._would_be_late(kept[0]):
-            return None
-        return kept
-
-    def _would_be_late(self, begun: int) -> bool:
-        """Whether a result of a version may be trained too late, after all that was begun before.
-
-        So it may be where another number of ranks goes on with what was kept: fewer of them have
-        more to train each, and those that were ahead of others divide what is left with these.
-        """
-        pipe = self.pipe
-        if pipe.max_lag is None or pipe.judges:
-            return False
-        before = len(self.unsettled) - 1 + pipe.window - 1
-        return bool(self.version() + before // pipe.per_step - begun > pipe.max_lag)
-
-    def _is_of_group(self, kept: Any) -> bool:
-        """Whether what a state has are a version, and as many results as a group may have."""
-        if not (isinstance(kept, list) and len(kept) == 2):
-            return False
-        version, results = kept
-        is_version = type(version) is int and version >= 0
-        most = self.pipe.group or 1
-        return is_version and isinstance(results, list) and 1 <= len(results) <= most
-
-    def keep(self, group: Group) -> None:
-        """Keep the results of a prompt for a state, if it is to have them."""
-        if self.pipe.keep_results and self._ledger is not None and self.pipe_number is not None:
-            # What follows may change its own.
-            results = copied([each.result for each in group.done()])
-            kept = [group.begun_at(), results]
-            self._ledger.keep(self.pipe_number, group.number, kept)
-
-    def leave_out(self, group: Group, reason: str) -> None:
-        """Settle a prompt of which nothing comes."""
-        if isinstance(group.item, NumberedItem):
-            group.item.leave_out(reason)
-
-    def handed_on(self, group: Group) -> Any:
-        """Return what is yielded for a prompt."""
-        results = [each.result for each in group.done()]
-        result = results[0] if self.pipe.group is None else results
-        self.yielded += 1
-        if isinstance(group.item, NumberedItem):
-            return group.item.with_item(result)
-        return result
-
-    # What the ledger and the trainer say --------------------------------------------------
-
-    def settled(self, number: int, *, is_left_out: bool) -> None:
-        group, ledger = self.unsettled.pop(number, None), self._ledger
-        if group is None:
-            return
-        if not is_left_out:
-            # The policy was advanced after that, and before the ack.
-            was_advanced = ledger is not None and ledger.items_settled <= self._delivered
-            trained_at = self.version() - was_advanced
-            self._note_lag(number, max(0, trained_at - group.begun_at()))
-        if (batch := self._in_batch.pop(number, None)) is not None:
-            self._batches[batch] -= 1
-            if not self._batches[batch]:
-                del self._batches[batch]
-        self.changed()
-        if self.calls is not None:
-            self.calls.wake_reader()
-            self.calls.wake_consumer()
-
-    def _note_lag(self, number: int, lag: int) -> None:
-        pipe = self.pipe
-        if pipe.max_lag is not None and max(self.lag_counts, default=0) <= pipe.max_lag < lag:
-            logger.warning(
-                "%s has trained prompt %d by a policy %d versions newer than the one that answered."
-                " max_lag=%d holds only where each version trains at least per_step=%d prompts, in"
-                " the order in which they come: choose as per_step the prompts of your smallest"
-                " step",
-                stage_name(pipe),
-                self.whole_number(number),
-                lag,
-                pipe.max_lag,
-                pipe.per_step,
-            )
-        self.lag_counts[lag] += 1
-
-    def changed(self) -> None:
-        """Let what makes batches of the results look again."""
-        if self.pipe.judges:
-            self.maker.wake()
-
-    def advanced(self) -> None:
-        """Note that the policy was advanced."""
-        self._delivered = self.edge.tree.delivered_items()
-        if self._ledger is not None:
-            # What is settled by its delivery was trained before.
-            self._ledger.catch_up()
-
-    def check_ack(self, items: int) -> None:
-        if self.pipe.max_lag is not None and items > self._delivered:
-            raise RuntimeError(
-                f"the policy was not advanced since these items were delivered (it is version"
-                f" {self.version()}), and {stage_name(self.pipe)} would begin new prompts with it:"
-                " train, send the new weights, call version.advance(), and then ack()"
-            )
-
-    # What is made of the results, where those come as they are ready -----------------------
-
-    def may_make(self) -> bool:
-        """Whether one more batch may be made before one of the others is trained."""
-        return bool(len(self._batches) <= self.pipe.max_lag)
-
-    def is_stale(self, item: NumberedItem) -> bool:
-        """Whether an item of the next batch would be too old when that is trained."""
-        begun = self.unsettled[self._number_of(item)].begun_at()
-        return bool(self.version() + len(self._batches) - begun > self.pipe.max_lag)
-
-    def take_back(self, item: NumberedItem) -> None:
-        """Call again for what is too old, or leave it out."""
-        group, pipe = self.unsettled[self._number_of(item)], self.pipe
-        group.stale += 1
-        self.counted.stale += 1
-        is_too_often = pipe.max_stale is not None and group.stale > pipe.max_stale
-        if pipe.on_stale == "drop" or is_too_often:
-            item.leave_out(Reason.STALE)
-        elif self.calls is not None:
-            self.calls.call_again(group)
-
-    def note_made(self, items: list[NumberedItem]) -> None:
-        """Note that a batch was made of these items."""
-        self._made += 1
-        self._batches[self._made] = len(items)
-        for item in items:
-            self._in_batch[self._number_of(item)] = self._made
-        if self.calls is not None:
-            self.calls.wake_reader()
-
-    def has_given_all(self, held: int) -> bool:
-        """Whether all prompts were read, and those that are in no batch are the ``held`` ones."""
-        calls = self.calls
-        is_done = calls is not None and calls.has_read_all and calls.is_dry()
-        return is_done and 0 < held == len(self.unsettled) - len(self._in_batch)
-
-    def is_all_made(self) -> bool:
-        """Whether no prompt may come back from those who read this."""
-        return not self.pipe.judges or len(self.unsettled) == len(self._in_batch)
-
-    def _number_of(self, item: NumberedItem) -> int:
-        (number,) = item_numbers(item.key)
-        return number
-
-    # Whether anybody can go on ------------------------------------------------------------
-
-    def is_all_held(self) -> bool:
-        """Whether nothing has left the section that is not settled."""
-        return self._ledger is not None and self._ledger.is_nothing_on_the_way()
-
-    def is_everybody_waiting(self) -> bool:
-        """Whether no pipe behind this has anything to do."""
-        home = present_home()
-        if home is not None and not home.is_waiting():
-            return False
-        for each in self._behind():
-            is_at_work = each.fullness()[0] > 0 if each.runs_ahead else waits(each.pipe)
-            if is_at_work:
-                return False
-        return True
-
-    def _behind(self) -> Iterator[Pass[Any]]:
-        tree = self.edge.tree
-        for pipe in tree.pipes[: tree.pipes.index(self.pipe)]:
-            begun = tree.latest_pass(pipe)
-            if begun is not None and begun is not self:
-                yield begun
-
-    def starved(self) -> StarvedError:
-        """Return the error that says who holds the prompts that are begun."""
-        pipes = [each.pipe for each in self._behind()]
-        holding = [each.source for each in pipes if isinstance(each, Joining)]
-        holding += filter(is_shuffler, pipes)
-        who = " and ".join(map(stage_name, holding)) or "a pipe behind it"
-        return StarvedError(
-            f"{stage_name(self.pipe)} may begin no more prompts: {len(self.unsettled)} are begun,"
-            f" as many as max_lag={self.pipe.max_lag} and per_step={self.pipe.per_step} allow, and"
-            f" {who} waits for more of them. Let it hold fewer, or raise per_step or max_lag"
         )

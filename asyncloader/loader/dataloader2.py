@@ -19,7 +19,7 @@ from asyncloader.arguments import checked_flag, kind_name
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.full_sync import Uneven
-from asyncloader.datapipes.prompts import InFlight
+from asyncloader.datapipes.rollout_calls import InFlight
 from asyncloader.datapipes.running.cursors import set_numbers
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.cut import places_of

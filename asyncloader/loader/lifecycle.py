@@ -25,8 +25,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.prompts import Gate
 from asyncloader.datapipes.recording import Numbering, NumberingPass
+from asyncloader.datapipes.rollout_calls import Gate
 from asyncloader.datapipes.rollouts import Rollout, RolloutPass, RolloutStats
 from asyncloader.datapipes.running.cursors import number_of
 from asyncloader.datapipes.running.naming import stage_name

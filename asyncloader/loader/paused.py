@@ -10,7 +10,7 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from asyncloader.datapipes.prompts import Gate, InFlight
+from asyncloader.datapipes.rollout_calls import Gate, InFlight
 from asyncloader.runtime import running_loop
 
 

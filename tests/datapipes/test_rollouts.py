@@ -19,7 +19,7 @@ from asyncloader import (
     StarvedError,
     Version,
 )
-from asyncloader.datapipes import prompts
+from asyncloader.datapipes import rollout_calls
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.errors import SnapshotError
 from tests.table import Tables, on_rank
@@ -523,8 +523,10 @@ async def test_a_prompt_that_fails_for_long_is_named_and_not_the_trainer():
     async with DataLoader2(graph, acknowledge=True) as loader:
         coming = asyncio.ensure_future(anext(aiter(loader)))
         await failed.wait()
-        await turns()
-        (stats,) = loader.stats().rollouts
+        # A thread reads the prompts.
+        async with asyncio.timeout(60):
+            while (stats := loader.stats().rollouts[0]).unsettled < 4 or not stats.resting:
+                await turns()
         assert (stats.unsettled, stats.capacity, stats.resting) == (4, 4, 1)
         assert stats.waits_for == "the oldest prompt"
         wait = await asyncio.to_thread(loader.why)
@@ -1000,7 +1002,7 @@ async def test_an_aborted_call_is_made_again_with_what_it_kept():
 
 
 async def test_a_call_that_delays_a_pause_is_named(monkeypatch, caplog):
-    monkeypatch.setattr(prompts, "_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(rollout_calls, "_PAUSE_SECONDS", 0.1)
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def stubborn(prompt):

@@ -16,9 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 from asyncloader.datapipes.admission import Admission, Load
-from asyncloader.datapipes.prompts import Calls, Gate, Group, Member
+from asyncloader.datapipes.prompts import Group, Member, Prompts
 from asyncloader.datapipes.recording import NumberedItem, NumberingPass
-from asyncloader.datapipes.rollouts import RolloutPass
+from asyncloader.datapipes.rollout_calls import Calls, Gate
 from asyncloader.datapipes.settled import Ledger
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.places.elastic import RankOrder
@@ -47,9 +47,9 @@ def without_a_window(of: Callable[..., Admission]) -> Any:
     return classmethod(lambda cls, **settings: of(**(settings | {"window": 1})))
 
 
-def without_a_wake(running: RolloutPass, number: int, **_: Any) -> None:
+def without_a_wake(prompts: Prompts, number: int, **_: Any) -> None:
     """Settle a number and wake nobody."""
-    running.unsettled.pop(number, None)
+    prompts.unsettled.pop(number, None)
 
 
 def put_back_as_failed(put_back: Callable[[Calls, Member], None]) -> Any:
@@ -128,17 +128,17 @@ def held_back_at_once(hold_back: Callable[..., Any]) -> Any:
 def as_young_as_now(kept: Callable[..., Any]) -> Any:
     """Take kept results for those of the present policy."""
 
-    def found(running: RolloutPass, group: Group) -> Any:
-        own = kept(running, group)
-        return own and (running.version(), own[1])
+    def found(prompts: Prompts, group: Group) -> Any:
+        own = kept(prompts, group)
+        return own and (prompts.version(), own[1])
 
     return found
 
 
-def judged_when_handed_on(running: RolloutPass, item: NumberedItem) -> bool:
+def judged_when_handed_on(prompts: Prompts, item: NumberedItem) -> bool:
     """Forget the batches that will be trained before."""
-    begun = running.unsettled[running._number_of(item)].begun_at()
-    return bool(running.version() - begun > running.pipe.max_lag)
+    begun = prompts.of(item).begun_at()
+    return bool(prompts.version() - begun > prompts.pipe.max_lag)
 
 
 def out_of_order(has_something: Callable[[Calls], bool]) -> Any:
@@ -195,7 +195,7 @@ MUTANTS: dict[str, Broken] = {
     "no capacity": instead(Admission, "is_used_up", never),
     "the capacity forgets the window": around(Admission, "of", without_a_window),
     "an old prompt falls behind without an end": around(Admission, "of", without_most_ahead),
-    "nobody is woken after ack": instead(RolloutPass, "settled", without_a_wake),
+    "nobody is woken after ack": instead(Prompts, "settled", without_a_wake),
     "a put-back prompt is lost": instead(Calls, "_put_back", nothing),
     "a put-back counts as an attempt": around(Calls, "_put_back", put_back_as_failed),
     "a partial result is lost": around(Calls, "_put_back", put_back_without_its_partial),
@@ -205,9 +205,9 @@ MUTANTS: dict[str, Broken] = {
     "nobody is woken after a pause": instead(Gate, "open", opened_silently),
     "a pause does not wait for calls": around(Calls, "hold_back", held_back_at_once),
     "stale is judged when an item is handed on": instead(
-        RolloutPass, "is_stale", judged_when_handed_on
+        Prompts, "is_stale", judged_when_handed_on
     ),
-    "nothing is stale": instead(RolloutPass, "is_stale", never),
+    "nothing is stale": instead(Prompts, "is_stale", never),
     "one further out of order": around(Calls, "has_something", out_of_order),
     "a group is finished one short": around(Calls, "_look_at", one_short),
     "prompts are given up while the server is away": instead(
@@ -220,11 +220,11 @@ MUTANTS: dict[str, Broken] = {
         Calls, "_note_success", counted_as_no_end_of_a_row
     ),
     "a state forgets attempts": instead(Ledger, "attempts", lambda ledger, number: (0, 0)),
-    "a state forgets kept results": instead(RolloutPass, "kept", nothing),
-    "results are not kept": instead(RolloutPass, "keep", nothing),
-    "kept results are as young as the policy": around(RolloutPass, "kept", as_young_as_now),
+    "a state forgets kept results": instead(Prompts, "kept", nothing),
+    "results are not kept": instead(Prompts, "keep", nothing),
+    "kept results are as young as the policy": around(Prompts, "kept", as_young_as_now),
     "a prompt is told by its number on its rank": instead(
-        RolloutPass, "whole_number", lambda running, number: number
+        Prompts, "whole_number", lambda prompts, number: number
     ),
     "what ranks have settled is not united": around(RankOrder, "share_of", of_the_whole),
     "nobody says who starves": instead(Calls, "_may_be_starved", never),

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from asyncloader import Again, DataLoader2, DistributedReadingService, RankError, Version
-from asyncloader.datapipes import prompts
+from asyncloader.datapipes import rollout_calls
 from asyncloader.errors import StarvedError
 from asyncloader.graph import to_text
 from tests.rollouts.clock import Hang, Killed, ScriptedLoop, kill
@@ -408,7 +408,7 @@ class Line:
         save, size = self._saves[-1], draw.choice(self.plan.ranks or (1,))
         run = Run(size, draw, ledger)
         # What waits for a random time has to wait as long the next time that this line is played.
-        jitter = mock.patch.object(prompts, "_jitter", random.Random(f"jitter {self.seed}"))
+        jitter = mock.patch.object(rollout_calls, "_jitter", random.Random(f"jitter {self.seed}"))
         try:
             with jitter, Tables(size).laid(), ScriptedLoop() as loop:
                 ledger.begin_run(save)
