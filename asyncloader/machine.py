@@ -67,9 +67,9 @@ def private_memory(pid: int, folder: Path = system.PROC) -> int | None:
     return None if None in parts else sum(filter(None, parts))
 
 
-def anonymous_memory(folder: Path = system.PROC) -> int | None:
+def anonymous_memory() -> int | None:
     """Return how much memory this process has that is of no file, or None if not known."""
-    return _kibibytes(folder / "self/status", "RssAnon:")
+    return _kibibytes(system.PROC / "self/status", "RssAnon:")
 
 
 def _kibibytes(file: Path, name: str) -> int | None:

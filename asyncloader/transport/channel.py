@@ -25,7 +25,6 @@ from asyncloader.system import AT_ONCE, RECEIVING, is_readable, room_for_fds
 from asyncloader.transport.ends import BlockingEnd, End, LoopEnd, OnClosed, OnFrames
 from asyncloader.transport.frame import (
     MAX_FDS,
-    MAX_PAYLOAD,
     Buffer,
     Frame,
     FrameDecoder,
@@ -46,10 +45,10 @@ _GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
 class _SocketEnd(End):
     """What both ends have: frames that are read from a socket, and frames that wait for it."""
 
-    def __init__(self, sock: socket.socket, max_payload: int, frame_deadline: float) -> None:
+    def __init__(self, sock: socket.socket, frame_deadline: float) -> None:
         self._sock = sock
         self._frame_deadline = frame_deadline
-        self._decoder = FrameDecoder(max_payload=max_payload)
+        self._decoder = FrameDecoder()
         self._buffer = memoryview(bytearray(_READ_BYTES))
         #: How many bytes were read so far, and whether the last read ended as the buffer did.
         self._total = 0
@@ -140,15 +139,9 @@ class Channel(_SocketEnd, BlockingEnd):
     came and that this process cannot have raise ``ResourceExhausted`` and end the channel.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        max_payload: int = MAX_PAYLOAD,
-        frame_deadline: float = _FRAME_DEADLINE,
-    ) -> None:
+    def __init__(self, sock: socket.socket, *, frame_deadline: float = _FRAME_DEADLINE) -> None:
         sock.setblocking(True)
-        super().__init__(sock, max_payload, frame_deadline)
+        super().__init__(sock, frame_deadline)
         self._torn = False
         self._frames: deque[Frame] = deque()
         self._sending = threading.Lock()
@@ -250,15 +243,9 @@ class LoopChannel(_SocketEnd, LoopEnd):
     loop's thread.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        max_payload: int = MAX_PAYLOAD,
-        frame_deadline: float = _FRAME_DEADLINE,
-    ) -> None:
+    def __init__(self, sock: socket.socket, *, frame_deadline: float = _FRAME_DEADLINE) -> None:
         sock.setblocking(False)
-        super().__init__(sock, max_payload, frame_deadline)
+        super().__init__(sock, frame_deadline)
         self._ended: Exception | None = None
         self._peer_gone = False
         self._subscription: _Subscription | None = None

@@ -84,8 +84,7 @@ class FrameDecoder:
     before a fault are still delivered; then every call raises the fault.
     """
 
-    def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
-        self._max_payload = max_payload
+    def __init__(self) -> None:
         self._buffer = bytearray()
         #: Whether a frame has begun that is not complete.
         self.partial = False
@@ -115,7 +114,7 @@ class FrameDecoder:
                 header = view[start:begin]
                 magic, version, kind, count, sequence, length, check = _HEADER.unpack(header)
                 is_due = magic == _MAGIC and version == _VERSION and sequence == self._sequence
-                fits = length <= self._max_payload and count <= len(self._fds)
+                fits = length <= MAX_PAYLOAD and count <= len(self._fds)
                 if not (is_due and fits and check == zlib.crc32(header[: _FIELDS.size])):
                     raise self._fault_of(header)
                 if len(view) < begin + length:
@@ -167,10 +166,8 @@ class FrameDecoder:
             what = f"the header of frame {self._sequence} is damaged"
         elif sequence != self._sequence:
             what = f"frame {sequence} came where frame {self._sequence} was due"
-        elif length > self._max_payload:
-            what = (
-                f"frame {sequence} claims {length} bytes; at most {self._max_payload} are allowed"
-            )
+        elif length > MAX_PAYLOAD:
+            what = f"frame {sequence} claims {length} bytes; at most {MAX_PAYLOAD} are allowed"
         else:
             what = f"frame {sequence} claims {fds} descriptors, but {len(self._fds)} arrived"
         return TransportError(what)

@@ -12,9 +12,8 @@ from typing import Any, Literal, Protocol
 
 from asyncloader import Version
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.rollout_calls import InFlight
 from tests.recorded.lines import BEFORE, Chance, index_of, same
-
-InFlight = Literal["wait", "keep", "abort"]
 
 #: The least and the most that a result is long, and how much goes into a batch of such.
 SHORTEST, LONGEST, BUDGET = 4, 6, 24

@@ -1,10 +1,10 @@
 """Items on their way to a device, until the consumer takes them.
 
-This file is about ``InFlight``: the copies of such an item may still run, and only the thread that
+This file is about ``Flight``: the copies of such an item may still run, and only the thread that
 will use it can say which of its streams has to wait for them. So a pipe that ``hands_over`` yields
 items in flight, and whoever gives items to the consumer calls ``hand_over`` at that moment:
 
-    to_device ──InFlight──▶ Exchange ──▶ HandedOver ──item──▶ the consumer
+    to_device ──Flight──▶ Exchange ──▶ HandedOver ──item──▶ the consumer
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from asyncloader.datapipes.running.cursors import aclose_items
 
 
-class InFlight(Protocol):
+class Flight(Protocol):
     """An item whose copies have begun."""
 
     def hand_over(self) -> Any:
@@ -30,7 +30,7 @@ class HandedOver(Iterator[Any]):
     Taken items are forgotten: they hold the device's memory.
     """
 
-    def __init__(self, flights: Iterable[InFlight]) -> None:
+    def __init__(self, flights: Iterable[Flight]) -> None:
         self._untaken = [*flights]
         self._untaken.reverse()
 
@@ -49,7 +49,7 @@ class HandedOver(Iterator[Any]):
     def __length_hint__(self) -> int:
         return len(self._untaken)
 
-    def drain(self) -> list[InFlight]:
+    def drain(self) -> list[Flight]:
         """Take out what nobody has taken, still in flight."""
         drained = []
         while self._untaken:
