@@ -170,28 +170,31 @@ def _found_edges(pipe: Any) -> Iterator[Any]:
             yield from pipes_in(value)
 
 
+def reached(pipes: Iterable[Any], nexts: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    """Yield some pipes and all that ``nexts`` leads to from them, each once, the nearest first."""
+    waiting = list({id(pipe): pipe for pipe in pipes}.values())
+    seen = set(map(id, waiting))
+    for pipe in waiting:  # it grows while it is read
+        yield pipe
+        for each in nexts(pipe):
+            if id(each) not in seen:
+                seen.add(id(each))
+                waiting.append(each)
+
+
 def pipes_from(pipe: Any, up_to: Callable[[Any], bool] | None = None) -> Iterator[Any]:
     """Yield a pipe and all that it reads, directly or not, each once, from last to first.
 
     The walk goes ``up_to`` splitters, which other pipes read too, or up to their branches.
     """
-    waiting, seen = [pipe], {id(pipe)}
-    for current in waiting:  # it grows while it is read
-        yield current
-        for source in [] if up_to is not None and up_to(current) else edges_of(current):
-            if id(source) not in seen:
-                seen.add(id(source))
-                waiting.append(source)
+    if up_to is None:
+        return reached([pipe], edges_of)
+    return reached([pipe], lambda each: [] if up_to(each) else edges_of(each))
 
 
 def all_readers(pipe: Any, readers: Callable[[Any], list[Any]]) -> dict[int, Any]:
     """Return a pipe and all that read it, however far, by their ids, the nearest first."""
-    found, waiting = {id(pipe): pipe}, [pipe]
-    for each in waiting:  # it grows while it is read
-        fresh = {id(reader): reader for reader in readers(each) if id(reader) not in found}
-        found |= fresh
-        waiting.extend(fresh.values())
-    return found
+    return {id(each): each for each in reached([pipe], readers)}
 
 
 def read_apart(one: dict[int, Any], other: dict[int, Any]) -> list[Any] | None:

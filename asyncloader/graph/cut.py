@@ -19,7 +19,7 @@ from operator import or_
 from typing import Any, Literal
 
 from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.edges import reads_twice
+from asyncloader.datapipes.edges import reached, reads_twice
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.datapipes.running.naming import stage_name
 from asyncloader.datapipes.running.traits import (
@@ -164,18 +164,16 @@ def _check_apart(reach: Reach, dispatch: Any | None, feed: Any | None) -> None:
 
 def _parts(reach: Reach, inlets: Sequence[Any], feed: Any | None) -> tuple[WorkerPart, ...]:
     graph = reach.graph
-    parts: list[WorkerPart] = []
-    waiting, seen = [graph.end], {id(graph.end)}
-    for pipe in waiting:  # it grows while it is read
-        if pipe is feed:
-            continue  # the loader reads it itself: there is nothing for workers to do
-        if reach.can_copy(pipe) and reach.can_cut_after(pipe):
-            parts.append(_part(reach, pipe, inlets))
-        else:
-            fresh = [source for source in graph.sources(pipe) if id(source) not in seen]
-            seen.update(map(id, fresh))
-            waiting.extend(fresh)
-    return tuple(parts)
+
+    def is_end(pipe: Any) -> bool:
+        # The loader reads a feed itself: there is nothing for workers to do.
+        return pipe is not feed and reach.can_copy(pipe) and reach.can_cut_after(pipe)
+
+    def sources(pipe: Any) -> list[Any]:
+        return [] if pipe is feed or is_end(pipe) else graph.sources(pipe)
+
+    ends = filter(is_end, reached([graph.end], sources))
+    return tuple(_part(reach, end, inlets) for end in ends)
 
 
 def _part(reach: Reach, end: Any, inlets: Sequence[Any]) -> WorkerPart:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.edges import reached
 from asyncloader.datapipes.running.traits import (
     has_no_seed,
     is_filter_of_shards,
@@ -95,17 +96,12 @@ def check_shuffle_before_sharding(datapipe: Any) -> bool:
     False
     """
     graph = Graph.of(datapipe)
-    waiting = [pipe for pipe in graph.pipes if is_sharding(pipe)]
-    seen: set[int] = set()
-    while waiting:
-        pipe = waiting.pop()
-        if id(pipe) in seen or is_shuffler(pipe):
-            continue
-        seen.add(id(pipe))
-        if not graph.sources(pipe):
-            return False
-        waiting.extend(graph.sources(pipe))
-    return True
+
+    def sources(pipe: Any) -> list[Any]:
+        return [] if is_shuffler(pipe) else graph.sources(pipe)
+
+    above = reached(filter(is_sharding, graph.pipes), sources)
+    return all(is_shuffler(pipe) or graph.sources(pipe) for pipe in above)
 
 
 # Seeds ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from asyncloader.arguments import kind_name
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
-from asyncloader.datapipes.edges import all_readers, edges_of
+from asyncloader.datapipes.edges import all_readers, edges_of, reached
 from asyncloader.datapipes.running.naming import stage_name
 
 T = TypeVar("T")
@@ -104,14 +104,12 @@ class Graph:
         self.end = end
         self._sources: dict[int, list[Any]] = {}
         self._found: dict[Callable[[Graph], Any], Any] = {}
-        pipes, seen = [end], {id(end)}
-        for pipe in pipes:  # it grows while it is read
-            self._sources[id(pipe)] = edges = edges_of(pipe)
-            fresh = [source for source in edges if id(source) not in seen]
-            seen.update(map(id, fresh))
-            pipes.extend(fresh)
         #: Every pipe once, breadth-first from the end: a pipe's place in it is its number.
-        self.pipes = tuple(pipes)
+        self.pipes = tuple(reached([end], self._found_sources))
+
+    def _found_sources(self, pipe: Any) -> list[Any]:
+        found = self._sources[id(pipe)] = edges_of(pipe)
+        return found
 
     @classmethod
     def of(cls, end: Any) -> Graph:
@@ -140,14 +138,7 @@ class Graph:
 
     def upstream(self, pipes: Iterable[Any]) -> set[int]:
         """Return the ids of some pipes and of all they read from, however far."""
-        reached: set[int] = set()
-        waiting = list(pipes)
-        while waiting:
-            pipe = waiting.pop()
-            if id(pipe) not in reached:
-                reached.add(id(pipe))
-                waiting.extend(self.sources(pipe))
-        return reached
+        return set(map(id, reached(pipes, self.sources)))
 
     def downstream(self, pipe: Any) -> dict[int, Any]:
         """Return a pipe and all that read it, however far, by their ids, the nearest first."""

@@ -24,7 +24,7 @@ from asyncloader.datapipes.base import DataPipe, IterDataPipe, functional_datapi
 from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules
 from asyncloader.datapipes.caching.own_files import FileLock
 from asyncloader.datapipes.call import blame, plain_function
-from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.edges import edges_of, reached
 from asyncloader.datapipes.files.local import checked_hashes
 from asyncloader.datapipes.files.streams import pair_in
 from asyncloader.datapipes.patterns import Finished, PipePass, closing_items
@@ -377,7 +377,9 @@ class Recipe:
 
     def __init__(self, ending: EndOnDiskCacheHolder) -> None:
         self.end = ending.source
-        self.pipes, beginnings = _pipes_up_to_beginnings(self.end)
+        found = list(reached([self.end], _sources_in_recipe))
+        self.pipes = [pipe for pipe in found if not isinstance(pipe, OnDiskCacheHolder)]
+        beginnings = [pipe for pipe in found if isinstance(pipe, OnDiskCacheHolder)]
         if not beginnings:
             raise RuntimeError(
                 f"{stage_name(ending)} needs an on_disk_cache() above it, and there is"
@@ -413,24 +415,10 @@ class Recipe:
                 )
 
 
-def _pipes_up_to_beginnings(end: Any) -> tuple[list[Any], list[OnDiskCacheHolder]]:
-    """Return the pipes up to the next beginnings, and those, the nearest first."""
-    pipes: list[Any] = []
-    beginnings: list[OnDiskCacheHolder] = []
-    waiting, seen = deque([end]), {id(end)}
-    while waiting:
-        pipe = waiting.popleft()
-        if isinstance(pipe, OnDiskCacheHolder):
-            beginnings.append(pipe)
-            continue
-        pipes.append(pipe)
-        # A recipe within this one has a beginning of its own.
-        above = (
-            [Recipe(pipe).beginning.source]
-            if isinstance(pipe, EndOnDiskCacheHolder)
-            else edges_of(pipe)
-        )
-        fresh = [source for source in above if id(source) not in seen]
-        seen.update(map(id, fresh))
-        waiting.extend(fresh)
-    return pipes, beginnings
+def _sources_in_recipe(pipe: Any) -> list[Any]:
+    """Return what a pipe reads, if that is in the recipe too."""
+    if isinstance(pipe, OnDiskCacheHolder):
+        return []
+    # A recipe within this one has a beginning of its own.
+    is_ending = isinstance(pipe, EndOnDiskCacheHolder)
+    return [Recipe(pipe).beginning.source] if is_ending else edges_of(pipe)
