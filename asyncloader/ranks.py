@@ -31,9 +31,11 @@ from asyncloader.runtime import at_exit, start_thread, uncancellable
 from asyncloader.system import in_forked_child
 from asyncloader.waiting import AwaitsOthers
 
-#: After how long a rank that waits for others to open a group looks for them, first and at last.
+#: After how long a rank that waits for others to open a group looks for them, first and at last;
+#: where more than so many wait, the less often: one process answers them all.
 _FIRST_LOOK_SECONDS = 0.001
 _LAST_LOOK_SECONDS = 0.1
+_LOOKING_RANKS = 64
 
 #: How long a closing rank waits for others that may still answer; and then at most until gloo
 #: has let go, which takes milliseconds unless the machine is very busy.
@@ -430,16 +432,17 @@ class GlooGroup(AwaitsOthers):
             assembly.decided(f"refused {self.rank}")
             return {self.rank: RankError("this rank has declined")}
         seconds, verdict = _FIRST_LOOK_SECONDS, assembly.come()
+        most_seconds = _LAST_LOOK_SECONDS * max(1, self.size / _LOOKING_RANKS)
         while not verdict:
+            left = max(0.0, began + self._timeout - time.monotonic())
             with contextlib.suppress(Empty):
                 # Nothing is to be said before the group is open, so it is closed.
-                self._jobs.put(self._jobs.get(timeout=seconds))
+                self._jobs.put(self._jobs.get(timeout=min(seconds, left)))
                 verdict = assembly.decided(f"left {self.rank}")
                 break
             self._awaited = assembly.first_missing() or self._of_two
-            is_over = time.monotonic() - began >= self._timeout
-            verdict = assembly.decided(f"late {self.rank}") if is_over else assembly.verdict()
-            seconds = min(2 * seconds, _LAST_LOOK_SECONDS)
+            verdict = assembly.verdict() if left else assembly.decided(f"late {self.rank}")
+            seconds = min(2 * seconds, most_seconds)
         self._awaited = self._of_two
         return _absent(verdict, assembly)
 
