@@ -485,17 +485,14 @@ def test_a_rank_that_ends_is_named_on_the_others_and_again(company, how, size, t
 
 
 def test_a_rank_that_has_lost_another_tells_those_who_wait_for_it(company):
-    played = company.play("rank_1_ends_when_only_rank_2_has_heard_it", 3, ends=1)
-    for rank in (0, 2):
-        message, ranks, seconds = played[rank]
-        assert message.startswith(f"rank {rank} lost rank 1: a process ended")
-        assert ranks == [1]
-        # The timeout is 30 s.
-        assert seconds < 15
+    check_lost_rank_1_at_once(company.play("rank_1_ends_when_only_rank_2_has_heard_it", 3, ends=1))
 
 
 def test_a_rank_that_leaves_is_missed_at_once_whatever_still_refers_to_its_group(company):
-    played = company.play("rank_1_leaves_a_group_that_is_referred_to", 3)
+    check_lost_rank_1_at_once(company.play("rank_1_leaves_a_group_that_is_referred_to", 3))
+
+
+def check_lost_rank_1_at_once(played: list[Any]) -> None:
     for rank in (0, 2):
         message, ranks, seconds = played[rank]
         assert message.startswith(f"rank {rank} lost rank 1: a process ended")
