@@ -32,7 +32,8 @@ from asyncloader.system import in_forked_child
 from asyncloader.waiting import AwaitsOthers
 
 #: After how long a rank that waits for others to open a group looks for them, first and at last;
-#: where more than so many wait, the less often: one process answers them all.
+#: where more than so many wait, the less often: one process answers them all. Nothing could end a
+#: wait in the store when the loader is closed.
 _FIRST_LOOK_SECONDS = 0.001
 _LAST_LOOK_SECONDS = 0.1
 _LOOKING_RANKS = 64
@@ -137,6 +138,8 @@ async def open_group(timeout: float) -> RankGroup:
 
 async def decline_group() -> None:
     """Tell all ranks that open a group now that this one cannot, within a bounded time."""
+    if world_size() == 1:
+        return
     declining = asyncio.wrap_future(GlooGroup(0, declines=True).ended)
     await asyncio.wait([declining], timeout=_PATIENCE_SECONDS)
 

@@ -115,15 +115,15 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
     async def initialize(self, datapipe: Any) -> Any:
         _check_run()
         pipes = breadth_first(datapipe)
-        _check_order(pipes)
         is_alone = world_size() == 1
-        if not is_alone:
-            # Before ranks meet: one that is refused later would be lost to those that still come.
-            try:
+        # Before ranks meet: one that is refused later would be lost to those that still come.
+        try:
+            _check_order(pipes)
+            if not is_alone:
                 datapipe = self._checked(datapipe)
-            except BaseException:
-                await decline_group()
-                raise
+        except BaseException:
+            await decline_group()
+            raise
         self._meeting = self._meeting_of(await open_group(self.timeout))
         rank, size = self.rank()
         apply_sharding(datapipe, size, rank, SHARDING_PRIORITIES.DISTRIBUTED)
