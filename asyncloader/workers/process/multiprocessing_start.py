@@ -26,7 +26,7 @@ from functools import partial
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncloader import system
 from asyncloader.errors import ResourceExhausted, WorkerStartupError
@@ -167,7 +167,7 @@ class ForkedProcess:
         if self.returncode is None:
             self._process.join()
         code = self.poll()
-        _close(self._process)
+        _close(self._process, self._process.join)
         return code
 
     def kill(self) -> None:
@@ -275,21 +275,28 @@ def _start(
     try:
         # A server tells the exit code of its child by the sentinel, when it has reaped it.
         is_told = system.TELLS_DEATHS or method == "forkserver"
-        death_fd = _told_death(process) if is_told else _awaited_death(process)
+        death = _told_death(process) if is_told else _awaited_death(process)
     except BaseException:
         process.kill()
         process.join()
         raise
     return StartedProcess(
         process.pid,
-        death_fd,
+        death.fd,
         status_fd=process.sentinel,
         find_exitcode=lambda: process.exitcode,
-        close_status=partial(_close, process),
+        close_status=partial(_close, process, death.join),
     )
 
 
-def _close(process: BaseProcess) -> None:
+class _Death(NamedTuple):
+    """What is readable once a process is dead, and what waits until it is reaped."""
+
+    fd: int
+    join: Callable[[], object]
+
+
+def _close(process: BaseProcess, join: Callable[[], object]) -> None:
     try:
         process.close()
     except ValueError:
@@ -297,27 +304,29 @@ def _close(process: BaseProcess) -> None:
         if process._parent_pid == os.getpid():  # type: ignore[attr-defined]
             # Whoever cannot start a thread leaves it to the next start, or to its own end.
             with contextlib.suppress(RuntimeError, ResourceExhausted):
-                _start_waiter(process, partial(_close_dead, process))
+                _start_waiter(process, partial(_close_dead, process, join))
 
 
-def _close_dead(process: BaseProcess) -> None:
-    process.join()
+def _close_dead(process: BaseProcess, join: Callable[[], object]) -> None:
+    join()
     # It refuses if another reaped the process, and the exit code is lost.
     with contextlib.suppress(ValueError):
         process.close()
 
 
-def _start_waiter(process: BaseProcess, wait: Callable[[], None]) -> None:
+def _start_waiter(process: BaseProcess, wait: Callable[[], None]) -> threading.Thread:
     name = f"{OUR_THREADS} waits for {process.pid}"
-    start_thread(threading.Thread(target=wait, name=name, daemon=True))
+    thread = threading.Thread(target=wait, name=name, daemon=True)
+    start_thread(thread)
+    return thread
 
 
-def _told_death(process: BaseProcess) -> int:
-    return system.watch_death(process.pid or 0, process.sentinel)
+def _told_death(process: BaseProcess) -> _Death:
+    return _Death(system.watch_death(process.pid or 0, process.sentinel), process.join)
 
 
-def _awaited_death(process: BaseProcess) -> int:
-    """Return a descriptor that a thread makes readable, which waits for the process.
+def _awaited_death(process: BaseProcess) -> _Death:
+    """Have a thread wait for the process, which is the only one that does.
 
     The sentinel does not do: it says nothing while a child of the process has inherited it.
     """
@@ -328,12 +337,12 @@ def _awaited_death(process: BaseProcess) -> int:
         os.close(alive)
 
     try:
-        _start_waiter(process, wait)
+        # Of two that wait at once, one is not told the exit code, and cannot close the process.
+        return _Death(dead, _start_waiter(process, wait).join)
     except BaseException:
         os.close(dead)
         os.close(alive)
         raise
-    return dead
 
 
 def _forked_main(control_fd: int, lifeline: int, parent: int, heirlooms: list[Any]) -> None:
