@@ -453,12 +453,14 @@ async def rank_1_opens_a_group_too_late() -> Any:
 
 
 @scene
-async def refused_on_rank_1() -> Any:
-    graph = shuffled()
-    if rank() == 1:
-        graph = graph.fullsync().map(double, repeatable=False)
+async def refused_on_rank_1(what: str) -> Any:
+    loader = loader_of(shuffled())
+    if rank() == 1 and what == "graph":
+        loader = loader_of(shuffled().fullsync().map(double, repeatable=False))
+    elif rank() == 1:
+        workers, ranks = MultiProcessingReadingService(1), DistributedReadingService(TIMEOUT)
+        loader = DataLoader2(shuffled(), reading_service=SequentialReadingService(workers, ranks))
     began = time.monotonic()
-    loader = loader_of(graph)
     _, error = await collected(loader)
     await loader.aclose()
     seconds = time.monotonic() - began

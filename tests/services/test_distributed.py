@@ -306,9 +306,12 @@ def test_graphs_that_differ_are_an_error_at_once_that_names_the_rank(play):
         assert ("half" if rank == 1 else "double") in error
 
 
-def test_a_graph_that_is_refused_on_one_rank_keeps_no_other_waiting(company):
-    for rank, (error, seconds, count) in enumerate(company.play("refused_on_rank_1", 3)):
-        assert error.startswith("ValueError: fullsync" if rank == 1 else "RankError")
+@pytest.mark.parametrize(
+    ("what", "why"), [("graph", "fullsync"), ("order", "the graph runs in worker processes")]
+)
+def test_a_loader_that_is_refused_on_one_rank_keeps_no_other_waiting(company, what, why):
+    for rank, (error, seconds, count) in enumerate(company.play("refused_on_rank_1", 3, what)):
+        assert error.startswith(f"ValueError: {why}" if rank == 1 else "RankError")
         assert rank == 1 or "lost rank 1" in error
         assert seconds < 15
         assert count == COUNT // 3
