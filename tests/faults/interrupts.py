@@ -233,9 +233,13 @@ class Case:
         ]
 
     def _faults_of_end(self, code: int, stderr: str) -> list[str]:
-        if stderr == "" and self.phase in ("close", "exit") and code in (0, -signal.SIGINT):
-            return []  # it had come to its end
-        if code == -signal.SIGINT and is_one_keyboard_interrupt(stderr):
+        rest = without_the_interpreters(stderr)
+        # It had come to its end.
+        if rest == "" and self.phase in ("close", "exit") and code in (0, -signal.SIGINT):
+            return []
+        # Another error than KeyboardInterrupt was the last.
+        codes = (-signal.SIGINT,) if rest == stderr else (-signal.SIGINT, 1)
+        if code in codes and is_one_keyboard_interrupt(rest):
             return []
         return [f"exit code {code}", stderr]
 
@@ -249,25 +253,56 @@ _LINES = re.compile(
 )
 
 
-#: What the interpreter itself prints, of any program, instead of the rest of a traceback in the
-#: midst of which Ctrl-C comes again.
+#: What the interpreter prints, of any program, instead of the rest of a traceback in the midst of
+#: which Ctrl-C comes again.
 _CUT_OFF = re.compile(
-    r"[ ]*object address  : .*\nobject refcount : .*\nobject type     : .*\n"
+    r"object address  : .*\nobject refcount : .*\nobject type     : .*\n"
     r"object type name: KeyboardInterrupt\nobject repr     : KeyboardInterrupt\(\)\n"
     r"lost sys\.stderr\n\Z"
 )
 
+#: What it prints, of any program, where Ctrl-C comes in the midst of code of its own that nobody
+#: waits for: a callback of a weak reference, or the end of the module ``threading``.
+_IGNORED = re.compile(
+    r"Exception ignored (?!in atexit callback).*\n"
+    r"Traceback \(most recent call last\):\n((?:  .*\n)*)KeyboardInterrupt: ?\n"
+)
+
+#: The last of what it prints, of any program, where Ctrl-C comes as uvloop begins to run, for then
+#: a loop of uvloop takes itself for one that runs.
+_NOT_CLOSED = re.compile(
+    r"(?<=\nKeyboardInterrupt\n)\nDuring handling of the above exception, another exception"
+    r" occurred:\n\nTraceback \(most recent call last\):\n((?:  .*\n)*?)"
+    r'(?:  File ".*asyncio/runners\.py", line .*\n(?:    .*\n)+)+'
+    r'(?:  File "uvloop/loop\.pyx", line .*\n)+'
+    r"RuntimeError: Cannot close a running event loop\n\Z"
+)
+
+
+def without_the_interpreters(stderr: str) -> str:
+    """Return what a program has printed but for what the interpreter prints of any program."""
+    stderr = _NOT_CLOSED.sub(_if_ours, stderr)
+    return _IGNORED.sub(_if_ours, stderr)
+
+
+def _if_ours(found: re.Match[str]) -> str:
+    """Return what was found if code of the package has a part in it."""
+    return found[0] if f'"{ROOT}/asyncloader/' in found[1] else ""
+
 
 def is_one_keyboard_interrupt(stderr: str) -> bool:
     """Whether a program has printed the traceback of one KeyboardInterrupt and nothing else."""
-    lines = _CUT_OFF.sub("KeyboardInterrupt\n", stderr).splitlines()
+    whole, cut_off = _CUT_OFF.subn("", stderr)
+    lines = whole.splitlines()
+    if cut_off and not whole.endswith("\n"):
+        lines.pop()
     begins = [at for at, line in enumerate(lines) if line.startswith("Traceback")]
     links = [line for line in lines if line.startswith(("During handling", "The above"))]
     return (
-        lines[-1:] == ["KeyboardInterrupt"]
+        (bool(cut_off) or lines[-1:] == ["KeyboardInterrupt"])
         and begins[:1] == [0]
         # All but the first belong to what it was raised from.
-        and len(begins) == len(links) + 1
+        and (len(begins) == len(links) + 1 or (bool(cut_off) and len(begins) == len(links)))
         and all(_LINES.fullmatch(line) for line in lines)
     )
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.interrupts import is_one_keyboard_interrupt
+from asyncloader.system import may_use_uvloop
+from tests.faults.interrupts import ROOT, is_one_keyboard_interrupt, without_the_interpreters
 from tests.faults.interrupts import run as interrupt_programs
 from tests.processes.scripts import run_script
 
@@ -116,3 +117,52 @@ def test_n12_what_counts_as_one_keyboard_interrupt():
     assert not is_one_keyboard_interrupt(one + f"{TORN}: <function>\n" + one)
     assert not is_one_keyboard_interrupt(one + "Task was destroyed but it is pending!\n")
     assert not is_one_keyboard_interrupt(one.replace("KeyboardInterrupt", "ValueError: 1"))
+
+
+def test_n12_what_is_cut_off_by_another_ctrl_c_is_one_keyboard_interrupt():
+    cut = (
+        "object address  : 0x1\nobject refcount : 2\nobject type     : 0x2\nobject type name:"
+        " KeyboardInterrupt\nobject repr     : KeyboardInterrupt()\nlost sys.stderr\n"
+    )
+    begin = 'Traceback (most recent call last):\n  File "a", line 1\n'
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    for before in (begin, begin + "    a^^^", begin + "KeyboardInterrupt\n" + link):
+        assert is_one_keyboard_interrupt(before + cut)
+        assert not is_one_keyboard_interrupt(before)
+    assert not is_one_keyboard_interrupt(begin + "ValueError: 1\n" + link + cut)
+
+
+#: Programs without a loader, in which Ctrl-C comes as the interpreter calls a function.
+CALLED = """
+import sys
+
+def hear(frame, event, arg):
+    if event == "call" and frame.f_code.co_name == {function!r}:
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+"""
+
+
+def test_n12_what_is_printed_of_any_program_that_is_interrupted_at_its_end_is_not_ours(tmp_path):
+    bare = CALLED.format(function="_python_exit") + (
+        "import concurrent.futures.thread\nsys.setprofile(hear)\nraise KeyboardInterrupt\n"
+    )
+    stderr = run_script(tmp_path, bare).stderr
+    assert "Exception ignored" in stderr
+    assert is_one_keyboard_interrupt(without_the_interpreters(stderr))
+    assert not is_one_keyboard_interrupt(stderr)
+    ours = stderr.replace(
+        "_python_exit", f'f\n  File "{ROOT}/asyncloader/runtime.py", line 1, in f'
+    )
+    assert without_the_interpreters(ours) == ours
+
+
+@pytest.mark.skipif(not may_use_uvloop(), reason="there is no uvloop here")
+def test_n12_what_is_printed_of_any_program_with_uvloop_that_begins_to_run_is_not_ours(tmp_path):
+    bare = CALLED.format(function="socketpair") + (
+        "import uvloop\nasync def main():\n    sys.setprofile(hear)\nuvloop.run(main())\n"
+    )
+    stderr = run_script(tmp_path, bare).stderr
+    assert is_one_keyboard_interrupt(without_the_interpreters(stderr))
+    # A later uvloop may have mended it.
+    assert is_one_keyboard_interrupt(stderr) != ("Cannot close a running event loop" in stderr)
