@@ -132,6 +132,27 @@ def test_n12_what_is_cut_off_by_another_ctrl_c_is_one_keyboard_interrupt():
     assert not is_one_keyboard_interrupt(begin + "ValueError: 1\n" + link + cut)
 
 
+def test_n12_what_is_torn_in_its_midst_by_another_ctrl_c_may_raise_what_it_likes():
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+    def text(error: str, *files: str) -> str:
+        frames = [f'  File "{file}", line 1, in wait\n    with self._cond:\n' for file in files]
+        return "".join(["Traceback (most recent call last):\n", *frames, f"{error}\n"])
+
+    loader, lock = f"{ROOT}/asyncloader/runtime.py", "/usr/lib/threading.py"
+    ctrl_c, torn = text("KeyboardInterrupt", lock), "RuntimeError: release unlocked lock"
+    assert is_one_keyboard_interrupt(ctrl_c + link + text(torn, loader, lock), again=True)
+    assert is_one_keyboard_interrupt(text(torn, lock) + link + ctrl_c, again=True)
+    assert not is_one_keyboard_interrupt(ctrl_c + link + text(torn, loader, lock))
+    assert not is_one_keyboard_interrupt(ctrl_c + link + text(torn, lock, loader), again=True)
+    assert not is_one_keyboard_interrupt(text(torn, lock), again=True)
+    task = "Task was destroyed but it is pending!\ntask: <Task coro=<main() at a.py:4>>\n"
+    ours = task.replace("a.py", f"{ROOT}/asyncloader/waiting.py")
+    assert without_the_interpreters(ctrl_c + task, again=True) == ctrl_c
+    assert without_the_interpreters(ctrl_c + ours, again=True) == ctrl_c + ours
+    assert without_the_interpreters(ctrl_c + task) == ctrl_c + task
+
+
 #: Programs without a loader, in which Ctrl-C comes as the interpreter calls a function.
 CALLED = """
 import sys
