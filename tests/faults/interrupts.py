@@ -242,7 +242,10 @@ class Case:
             return []
         # Another error than KeyboardInterrupt may have been the last.
         codes = (-signal.SIGINT, 1) if again or rest != stderr else (-signal.SIGINT,)
-        if code in codes and is_one_keyboard_interrupt(rest, again=again):
+        tracebacks = _NEVER_RETRIEVED.split(rest) if again else [rest]
+        if code in codes and all(
+            is_one_keyboard_interrupt(each, again=again) for each in tracebacks
+        ):
             return []
         return [f"exit code {code}", stderr]
 
@@ -284,6 +287,12 @@ _NOT_CLOSED = re.compile(
 
 #: And where Ctrl-C comes again as a loop cancels its tasks before it is closed.
 _LEFT_PENDING = re.compile(r"Task was destroyed but it is pending!\ntask: (.*)\n")
+
+
+#: What it prints then of a task that had heard of the first Ctrl-C; another traceback follows.
+_NEVER_RETRIEVED = re.compile(
+    r"Task exception was never retrieved\nfuture: <Task .* exception=KeyboardInterrupt\(\)>\n"
+)
 
 
 def without_the_interpreters(stderr: str, *, again: bool = False) -> str:
