@@ -344,9 +344,13 @@ class Lifecycle:
             raise LoaderClosed("the loader was shut down; make a new one to iterate again")
 
     async def _initialize(self, graph: Graph) -> None:
-        given = fingerprint(graph)
         self._given = graph.pipes
-        check_graph(graph, Purpose.RUN)
+        try:
+            given = fingerprint(graph)
+            check_graph(graph, Purpose.RUN)
+        except BaseException:
+            await self.hooks.decline()
+            raise
         try:
             state = self._service_state
             adapted = await self._adapted(graph.end, state)

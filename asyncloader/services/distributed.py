@@ -122,7 +122,7 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
             if not is_alone:
                 datapipe = self._checked(datapipe)
         except BaseException:
-            await decline_group()
+            await self.decline()
             raise
         self._meeting = self._meeting_of(await open_group(self.timeout))
         rank, size = self.rank()
@@ -146,6 +146,9 @@ class DistributedReadingService(ReadingServiceInterface, ServiceHooks):
         if self.uneven == "pad":
             check_graph(datapipe, Purpose.PADDED)
         return datapipe
+
+    async def decline(self) -> None:
+        await decline_group()
 
     async def verify(self, graph: Fingerprint, workers: int, *, in_order: bool) -> None:
         said = await self._meeting.agree(Topic.GRAPH, window=1, count=_digest(graph))

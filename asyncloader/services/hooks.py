@@ -34,6 +34,9 @@ class ServiceHooks:
         Must not block, and must not fail: the loader may never be used.
         """
 
+    async def decline(self) -> None:
+        """Tell those who start together that this loader cannot; ``initialize`` is not called."""
+
     def needs_finalize(self) -> bool:
         """Whether the service holds something that only ``finalize`` releases.
 

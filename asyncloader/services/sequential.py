@@ -7,9 +7,10 @@ services from first to last, and the services are finalized from last to first.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import warnings
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
@@ -69,10 +70,24 @@ class SequentialReadingService(CheckpointableReadingServiceInterface, ServiceHoo
 
     async def initialize(self, datapipe: Any) -> Any:
         for service in self._calls:
-            # A service that fails half-way may hold something, so it is finalized too.
-            self._initialized.append(service)
-            datapipe = await service.initialize(datapipe, workers=self.worker_count())
+            async with self._beginning(service):
+                datapipe = await service.initialize(datapipe, workers=self.worker_count())
         return datapipe
+
+    @contextlib.asynccontextmanager
+    async def _beginning(self, service: ServiceCalls) -> AsyncIterator[None]:
+        # A service that fails half-way may hold something, so it is finalized too.
+        self._initialized.append(service)
+        try:
+            yield
+        except BaseException:
+            for later in self._hooks[len(self._initialized) :]:
+                await later.decline()
+            raise
+
+    async def decline(self) -> None:
+        for hooks in self._hooks:
+            await hooks.decline()
 
     async def verify(self, graph: Fingerprint, workers: int, *, in_order: bool) -> None:
         for hooks in self._hooks:
@@ -93,12 +108,12 @@ class SequentialReadingService(CheckpointableReadingServiceInterface, ServiceHoo
     async def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
         states = self._states(serialized_state)
         for service, state in zip(self._calls, states, strict=True):
-            self._initialized.append(service)
-            if state is not None:
-                datapipe = await service.restore(datapipe, state)
-                continue
-            _warn_of_lost_state(service.service)
-            datapipe = await service.initialize(datapipe, workers=self.worker_count())
+            async with self._beginning(service):
+                if state is not None:
+                    datapipe = await service.restore(datapipe, state)
+                    continue
+                _warn_of_lost_state(service.service)
+                datapipe = await service.initialize(datapipe, workers=self.worker_count())
         return datapipe
 
     def _states(self, serialized_state: bytes) -> list[bytes | None]:

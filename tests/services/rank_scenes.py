@@ -452,14 +452,25 @@ async def rank_1_opens_a_group_too_late() -> Any:
     return found, [each.count for each in said]
 
 
+class CannotStart(ReadingServiceInterface):
+    def initialize(self, datapipe: Any) -> Any:
+        raise ValueError("the service cannot start")
+
+
+def refused_loader(what: str) -> DataLoader2[Any]:
+    ranks = DistributedReadingService(TIMEOUT)
+    if what == "graph of ranks":
+        return loader_of(shuffled().fullsync().map(double, repeatable=False))
+    if what == "graph":
+        branch, other = shuffled().fork(2)
+        return loader_of(branch.prefetch(1).zip(branch, other))
+    first = MultiProcessingReadingService(1) if what == "order" else CannotStart()
+    return DataLoader2(shuffled(), reading_service=SequentialReadingService(first, ranks))
+
+
 @scene
 async def refused_on_rank_1(what: str) -> Any:
-    loader = loader_of(shuffled())
-    if rank() == 1 and what == "graph":
-        loader = loader_of(shuffled().fullsync().map(double, repeatable=False))
-    elif rank() == 1:
-        workers, ranks = MultiProcessingReadingService(1), DistributedReadingService(TIMEOUT)
-        loader = DataLoader2(shuffled(), reading_service=SequentialReadingService(workers, ranks))
+    loader = refused_loader(what) if rank() == 1 else loader_of(shuffled())
     began = time.monotonic()
     _, error = await collected(loader)
     await loader.aclose()

@@ -307,7 +307,13 @@ def test_graphs_that_differ_are_an_error_at_once_that_names_the_rank(play):
 
 
 @pytest.mark.parametrize(
-    ("what", "why"), [("graph", "fullsync"), ("order", "the graph runs in worker processes")]
+    ("what", "why"),
+    [
+        ("graph of ranks", "fullsync"),
+        ("graph", "zip() reads"),
+        ("order", "the graph runs in worker processes"),
+        ("service", "the service cannot start"),
+    ],
 )
 def test_a_loader_that_is_refused_on_one_rank_keeps_no_other_waiting(company, what, why):
     for rank, (error, seconds, count) in enumerate(company.play("refused_on_rank_1", 3, what)):
