@@ -19,10 +19,11 @@ Of more, as many as stay in the cache are computed together where NumPy is loade
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 from functools import partial
 from itertools import chain, compress, count, islice
@@ -53,6 +54,7 @@ from asyncloader.datapipes.running.run import Edge, Pass
 from asyncloader.datapipes.running.traits import picks
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import SnapshotError
+from asyncloader.worker_info import this_worker
 
 T = TypeVar("T")
 
@@ -77,11 +79,12 @@ class GridPermutation(Sequence[int]):
         self.length = length
         self.width = math.isqrt(length - 1) + 1
         self.height = -(-length // self.width)
-        self.rounds = [self._draw_round(random) for _ in range(ROUNDS)]
+        draw = _drawing(random, self.width)
+        self.rounds = [self._draw_round(draw) for _ in range(ROUNDS)]
 
-    def _draw_round(self, random: Random) -> tuple[Sequence[int], Sequence[int]]:
+    def _draw_round(self, draw: Drawing) -> tuple[Sequence[int], Sequence[int]]:
         width, height = self.width, self.height
-        return _distances(random, height, width), _distances(random, width, height)
+        return draw(height, width), draw(width, height)
 
     def __len__(self) -> int:
         return self.length
@@ -182,23 +185,25 @@ class GridPermutation(Sequence[int]):
         return row * self.width + column
 
 
-def _distances(random: Random, count: int, limit: int) -> Sequence[int]:
-    """Return so many random distances below a limit."""
-    if count <= _IN_LIST:
-        return _drawn(random, count, limit)
-    # Ten times smaller, and quicker to look up where a list is too large for the cache.
-    distances, numpy = array("I"), sys.modules.get("numpy")
-    for first in range(0, count, LAID_OUT):
-        some = min(LAID_OUT, count - first)
-        if numpy is None:
-            distances.extend(_drawn(random, some, limit))
-        else:
-            distances.frombytes(_drawn_together(numpy, random, some, limit).tobytes())
-    return distances
+#: Returns so many random distances below a limit.
+Drawing = Callable[[int, int], Sequence[int]]
+
+
+def _drawing(random: Random, most: int) -> Drawing:
+    """Return what draws up to ``most`` distances as ``random`` draws fractions."""
+    numpy = sys.modules.get("numpy")
+    if most <= _IN_LIST:
+        return partial(_drawn, random)
+    if numpy is None:
+        return partial(_drawn_in_blocks, partial(_drawn, random))
+    return partial(_drawn_in_blocks, partial(_drawn_together, _words_of(numpy, random, most)))
 
 
 #: So many distances are held in a list.
 _IN_LIST = 16_384
+
+#: Of more, so many are drawn at once: their arrays are small enough to be used again by malloc.
+_AT_ONCE = 4096
 
 
 def _drawn(random: Random, count: int, limit: int) -> list[int]:
@@ -207,16 +212,42 @@ def _drawn(random: Random, count: int, limit: int) -> list[int]:
     return [int(random.random() * limit) for _ in range(count)]
 
 
-def _drawn_together(numpy: Any, random: Random, count: int, limit: int) -> Any:
-    """Return the same as ``_drawn`` as an array, in a fifth of the time.
+def _drawn_in_blocks(draw: Drawing, count: int, limit: int) -> Sequence[int]:
+    # Ten times smaller, and quicker to look up where a list is too large for the cache.
+    distances = array("I")
+    for first in range(0, count, _AT_ONCE):
+        distances.extend(draw(min(_AT_ONCE, count - first), limit))
+    return distances
 
-    ``numpy.random`` would take less still, but to import it for this would add the state of its
-    generator to those of a worker.
-    """
+
+def _drawn_together(words: Callable[[int], Any], count: int, limit: int) -> array[int]:
+    """Return the same as ``_drawn``, of words that its generator draws."""
+    drawn = words(2 * count)
     # Random makes a fraction of the upper 27 bits of a word and the upper 26 of the next.
-    words = numpy.frombuffer(random.randbytes(8 * count), "<u8")
-    bits = (words & 0xFFFF_FFFF) >> 5 << 26 | words >> 38
-    return (bits * 2.0**-53 * limit).astype(numpy.uint32)
+    bits = drawn[::2] >> 5 << 26 | drawn[1::2] >> 6
+    return array("I", (bits * (limit * 2.0**-53)).astype("u4").tobytes())
+
+
+def _words_of(numpy: Any, random: Random, count: int) -> Callable[[int], Any]:
+    """Return what draws words of 32 bits into arrays of 64, the same that ``random`` would draw.
+
+    NumPy draws them in a third of the time. To import ``numpy.random`` takes as long as to draw a
+    few hundred thousand, and would add the state of its generator to those of a worker.
+    """
+    if count >= _WORTH_AN_IMPORT and this_worker() is None:
+        importlib.import_module("numpy.random")
+    # Another thread may be in the middle of importing it.
+    kind = getattr(sys.modules.get("numpy.random"), "MT19937", None)
+    if kind is None:
+        return lambda count: numpy.frombuffer(random.randbytes(4 * count), "<u4").astype("u8")
+    _, (*key, position), _ = random.getstate()
+    bits = kind(0)
+    bits.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": position}}
+    draw: Callable[[int], Any] = bits.random_raw
+    return draw
+
+
+_WORTH_AN_IMPORT = 250_000
 
 
 def _blocks(numpy: Any, positions: Iterable[int]) -> Iterator[Any]:

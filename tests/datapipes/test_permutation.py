@@ -4,6 +4,7 @@ import math
 import sys
 from collections import Counter
 from itertools import islice, pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncloader.datapipes.shuffling import GridPermutation, permutation
+from tests.processes.scripts import run_script
 
 
 @given(st.integers(1, 500), st.integers(0, 2**64 - 1))
@@ -113,15 +115,57 @@ def test_numpy_finds_its_way_through_the_cells_beyond_the_length() -> None:
     assert sorted(order.at(range(len(order)))) == list(range(len(order)))
 
 
+@pytest.mark.parametrize("which", ["numpy", "numpy.random"])
 @given(st.integers(16_385**2 + 1, 10**10), st.integers(0, 2**64 - 1))
 @settings(max_examples=5, deadline=None)
-def test_numpy_draws_the_same_order(length: int, seed: int) -> None:
+def test_numpy_draws_the_same_order(which: str, length: int, seed: int) -> None:
     numpy = pytest.importorskip("numpy")
+    pytest.importorskip("numpy.random")
     places = [*range(500), *range(length - 500, length)]
-    together = GridPermutation(length, Random(seed))
+    with pytest.MonkeyPatch.context() as patch:
+        if which == "numpy":
+            patch.delitem(sys.modules, "numpy.random")
+        together = GridPermutation(length, Random(seed))
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "numpy")
         alone = GridPermutation(length, Random(seed))
         expected = [alone[place] for place in places]
     assert sys.modules["numpy"] is numpy
     assert list(together.at(places)) == [together[place] for place in places] == expected
+
+
+#: Prints whether the numbers of an order were drawn by NumPy, in a program and in its worker.
+IMPORTED = """
+import sys
+
+import numpy
+
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.map import SequenceWrapper
+
+def is_imported(item):
+    return item, "numpy.random" in sys.modules
+
+class Rows:
+    def __len__(self):
+        return 10**12
+
+    def __getitem__(self, index):
+        return index
+
+if __name__ == "__main__":
+    for workers in (1, 0):
+        pipe = SequenceWrapper(Rows(), deepcopy=False).shuffle().sharding_filter().map(is_imported)
+        service = MultiProcessingReadingService(1) if workers else None
+        with DataLoader2(pipe, None, service, seed=5) as loader:
+            print(*next(iter(loader)))
+"""
+
+
+def test_only_a_program_imports_what_draws_the_order_of_a_trillion(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    done = run_script(tmp_path, IMPORTED)
+    assert done.returncode == 0, done.stderr
+    (number, in_worker), (same, in_program) = map(str.split, done.stdout.splitlines())
+    assert number == same
+    assert (in_worker, in_program) == ("False", "True")
