@@ -271,23 +271,21 @@ _CUT_OFF = re.compile(
 #: waits for: a callback of a weak reference, or the end of the module ``threading``.
 _IGNORED = re.compile(
     r"Exception ignored (?!in atexit callback).*\n"
-    r"Traceback \(most recent call last\):\n((?:  .*\n)*)KeyboardInterrupt: ?\n"
+    r"Traceback \(most recent call last\):\n((?:  .*\n|\n)*)KeyboardInterrupt: ?\n"
 )
 
 #: The last of what it prints, of any program, where Ctrl-C comes as uvloop begins to run, for then
 #: a loop of uvloop takes itself for one that runs.
 _NOT_CLOSED = re.compile(
     r"(?<=\nKeyboardInterrupt\n)\nDuring handling of the above exception, another exception"
-    r" occurred:\n\nTraceback \(most recent call last\):\n((?:  .*\n)*?)"
+    r" occurred:\n\nTraceback \(most recent call last\):\n((?:  .*\n|\n)*?)"
     r'(?:  File ".*asyncio/runners\.py", line .*\n(?:    .*\n)+)+'
     r'(?:  File "uvloop/loop\.pyx", line .*\n)+'
     r"RuntimeError: Cannot close a running event loop\n\Z"
 )
 
-
 #: And where Ctrl-C comes again as a loop cancels its tasks before it is closed.
 _LEFT_PENDING = re.compile(r"Task was destroyed but it is pending!\ntask: (.*)\n")
-
 
 #: What it prints then of a task that had heard of the first Ctrl-C; another traceback follows.
 _NEVER_RETRIEVED = re.compile(
