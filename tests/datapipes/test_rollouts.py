@@ -1155,7 +1155,8 @@ async def test_kept_results_that_fewer_ranks_train_too_late_are_made_anew(order,
     async def state_of(rank):
         on_rank(rank)
         async with loader_on(rank, 2, Version()) as loader:
-            await anext(aiter(loader))
+            items = aiter(loader)
+            await anext(items)
             while len(calls) < 8 - 2 * (order == 2):
                 await turns()
             await turns()
