@@ -349,6 +349,7 @@ class Lifecycle:
             given = fingerprint(graph)
             check_graph(graph, Purpose.RUN)
         except BaseException:
+            # Other ranks wait for this one to start.
             await self.hooks.decline()
             raise
         try:
